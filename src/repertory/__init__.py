@@ -1,0 +1,1 @@
+"""Actor-critic agents that people can run, trust and read."""

@@ -1,0 +1,196 @@
+"""The one data type that travels: what an actor played, laid out so that ends need no care.
+
+Time-major, `T` ticks by `B` columns. Row t of every `[T, B]` tensor describes the transition that
+leads from observation t to observation t + 1, so `observations` has one row more than the rest.
+
+What is here: the type, its allocation, stacking by columns and splitting, and the packing of
+stacked frames. What is not here: targets and losses (`targets`, `losses`), storage (`replay`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CoreState = tuple[Tensor, ...]
+"""What a recurrent core carries from tick to tick; each tensor `[B, ...]`, empty without a core."""
+
+
+@dataclass(frozen=True)
+class TrajectorySpec:
+    """Shapes and dtypes of a trajectory, enough to allocate one anywhere.
+
+    Attributes:
+        unroll_length: T, ticks.
+        num_columns: B.
+        observation_shape: Shape of one observation.
+        observation_dtype: The environment's dtype.
+        action_shape: Shape of one action; `()` for a discrete one.
+        action_dtype: dtype of an action.
+        core_state_shapes: Shape of each core state tensor without its column axis.
+        frame_stack: Single frames along the observation's first axis; 1 where not stacked.
+    """
+
+    unroll_length: int
+    num_columns: int
+    observation_shape: tuple[int, ...]
+    observation_dtype: torch.dtype
+    action_shape: tuple[int, ...]
+    action_dtype: torch.dtype
+    core_state_shapes: tuple[tuple[int, ...], ...] = ()
+    frame_stack: int = 1
+
+    def fields(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype by field; `initial_core_state` appears as `initial_core_state.0`, ..."""
+        rows = (self.unroll_length, self.num_columns)
+        fields = {
+            "observations": (
+                (rows[0] + 1, rows[1], *self.observation_shape),
+                self.observation_dtype,
+            ),
+            "actions": ((*rows, *self.action_shape), self.action_dtype),
+            "rewards": (rows, torch.float32),
+            "terminated": (rows, torch.bool),
+            "truncated": (rows, torch.bool),
+            "valid": (rows, torch.bool),
+            "behaviour_log_probs": (rows, torch.float32),
+            "policy_version": (rows[1:], torch.int64),
+            "episode_returns": (rows, torch.float64),
+            "episode_lengths": (rows, torch.int64),
+        }
+        for index, shape in enumerate(self.core_state_shapes):
+            fields[f"initial_core_state.{index}"] = ((rows[1], *shape), torch.float32)
+        return fields
+
+    def allocate(self) -> Trajectory:
+        """A zeroed trajectory of this spec in ordinary memory."""
+        return Trajectory.from_fields(
+            {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.fields().items()}
+        )
+
+
+@dataclass
+class Trajectory:
+    """An unroll of T ticks by B columns, or several of them side by side (a batch).
+
+    Attributes:
+        observations: [T+1, B, ...] in the environment's dtype; row t+1 follows action t. Where an
+            episode ends at t, row t+1 is the true final observation.
+        actions: [T, B, ...] as the policy drew them, before clipping or shifting to the space.
+        rewards: [T, B] float32, raw.
+        terminated: [T, B] bool.
+        truncated: [T, B] bool; never true together with `terminated`.
+        valid: [T, B] bool; False on ticks that merely reset.
+        behaviour_log_probs: [T, B]; of the action taken, by the policy that took it.
+        policy_version: [B] int64; the version that played the whole unroll.
+        episode_returns: [T, B] float64; see `Tick`.
+        episode_lengths: [T, B] int64; see `Tick`.
+        initial_core_state: each [B, ...]; before row 0, already reset where row 0 is the first
+            observation of an episode.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    behaviour_log_probs: Tensor
+    policy_version: Tensor
+    episode_returns: Tensor
+    episode_lengths: Tensor
+    initial_core_state: CoreState = ()
+
+    @property
+    def unroll_length(self) -> int:
+        """T."""
+        return self.rewards.shape[0]
+
+    @property
+    def num_columns(self) -> int:
+        """B."""
+        return self.rewards.shape[1]
+
+    @property
+    def resets(self) -> Tensor:
+        """[T+1, B] bool; True where the core state is reset before that row is read.
+
+        Row t+1 is an episode's first observation exactly where tick t merely reset. Row 0 is never
+        marked: `initial_core_state` is already reset where it has to be.
+        """
+        first = torch.zeros_like(self.valid[:1])
+        return torch.cat([first, ~self.valid])
+
+    def to_fields(self) -> dict[str, Tensor]:
+        """The tensors by name, as `TrajectorySpec.fields` names them."""
+        fields = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "initial_core_state"
+        }
+        for index, tensor in enumerate(self.initial_core_state):
+            fields[f"initial_core_state.{index}"] = tensor
+        return fields
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Tensor]) -> Trajectory:
+        """The opposite of `to_fields`; the tensors are kept, not copied."""
+        plain = {name: tensor for name, tensor in fields.items() if "." not in name}
+        core = tuple(fields[name] for name in sorted(fields) if "." in name)
+        return cls(**plain, initial_core_state=core)
+
+    def copy_(self, other: Trajectory) -> None:
+        """Overwrite this trajectory's memory with `other`'s values."""
+        source = other.to_fields()
+        for name, tensor in self.to_fields().items():
+            tensor.copy_(source[name])
+
+    def clone(self) -> Trajectory:
+        """A copy in memory of its own."""
+        return Trajectory.from_fields({k: v.clone() for k, v in self.to_fields().items()})
+
+
+def _column_axis(name: str) -> int:
+    """Which axis counts columns: the first where there is no time axis, else the second."""
+    return 0 if name == "policy_version" or name.startswith("initial_core_state") else 1
+
+
+def stack(trajectories: Sequence[Trajectory]) -> Trajectory:
+    """Put trajectories of one length side by side, columns in the order given.
+
+    Raises:
+        ValueError: Nothing to stack, or the unroll lengths differ.
+    """
+    if not trajectories:
+        raise ValueError("cannot stack an empty sequence of trajectories")
+    lengths = {trajectory.unroll_length for trajectory in trajectories}
+    if len(lengths) > 1:
+        raise ValueError(f"cannot stack trajectories of different lengths: {sorted(lengths)}")
+    if len(trajectories) == 1:
+        return trajectories[0]
+    parts = [trajectory.to_fields() for trajectory in trajectories]
+    return Trajectory.from_fields(
+        {name: torch.cat([part[name] for part in parts], _column_axis(name)) for name in parts[0]}
+    )
+
+
+def split(trajectory: Trajectory, sizes: Sequence[int]) -> list[Trajectory]:
+    """Cut a batch into trajectories of `sizes` columns each; the opposite of `stack`.
+
+    Raises:
+        ValueError: The sizes do not add up to the number of columns.
+    """
+    if sum(sizes) != trajectory.num_columns:
+        raise ValueError(f"sizes {list(sizes)} do not add up to {trajectory.num_columns} columns")
+    pieces = {
+        name: tensor.split(list(sizes), _column_axis(name))
+        for name, tensor in trajectory.to_fields().items()
+    }
+    return [
+        Trajectory.from_fields({name: piece[index] for name, piece in pieces.items()})
+        for index in range(len(sizes))
+    ]

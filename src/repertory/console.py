@@ -6,12 +6,15 @@ the last line and the warning about a policy without entropy. What is not here: 
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import shlex
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Self, TextIO
 
 from rich.console import Console as RichConsole
 from rich.console import Group
@@ -19,6 +22,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from repertory.metrics import RECENT_EPISODES
 
 LOW_ENTROPY = 0.01
 """Share of the largest entropy, ln n, below which a policy is called almost deterministic."""
@@ -29,21 +34,50 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "_.-=*#"
 
 
-class Console(Protocol):
+class Console(ABC):
     """Shows one run; a context manager, so that the terminal is left as it was found."""
 
+    def __init__(self, preset: str | None) -> None:
+        """Remember the preset's name for the header."""
+        self._preset = preset
+        self._start: Mapping[str, Any] = {}
+        self._entropy = EntropyWatch()
+
     def on_record(self, record: Mapping[str, Any]) -> None:
-        """Take one record."""
-        ...
+        """Show what the record is worth. A run's first record is its `start` event."""
+        if record["kind"] == "progress":
+            warning = self._entropy.observe(record)
+            if warning:
+                self._say(f"warning: {warning}")
+            self._progress(record)
+        elif record["kind"] == "end":
+            self._say(closing_lines(record, self._start))
+        elif record.get("event") == "start":
+            self._start = dict(record)
+            self._say(header(record, self._preset))
+        elif "message" in record:
+            self._say(str(record["message"]))
 
-    def __enter__(self) -> Self: ...
+    @abstractmethod
+    def __enter__(self) -> Self:
+        """Take the terminal."""
 
+    @abstractmethod
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        """Give the terminal back."""
+
+    @abstractmethod
+    def _say(self, text: str) -> None:
+        """Write lines that stay."""
+
+    @abstractmethod
+    def _progress(self, record: Mapping[str, Any]) -> None:
+        """Show how far the run is."""
 
 
 def make_console(stream: TextIO, preset: str | None = None) -> Console:
@@ -58,7 +92,7 @@ def make_console(stream: TextIO, preset: str | None = None) -> Console:
     return PlainConsole(stream, preset)
 
 
-class PlainConsole:
+class PlainConsole(Console):
     """One line for a `progress` record, at most one every five seconds."""
 
     def __init__(
@@ -68,27 +102,13 @@ class PlainConsole:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Write to `stream`; `clock` tells seconds."""
+        super().__init__(preset)
         self._stream = stream
-        self._preset = preset
         self._clock = clock
-        self._start: Mapping[str, Any] = {}
-        self._last_line: float | None = None
-        self._entropy = EntropyWatch()
-
-    def on_record(self, record: Mapping[str, Any]) -> None:
-        """Write what the record is worth."""
-        if record["kind"] == "progress":
-            self._progress(record)
-        elif record["kind"] == "end":
-            self._write(closing_lines(record, self._start))
-        elif record.get("event") == "start":
-            self._start = dict(record)
-            self._write(header(record, self._preset))
-        elif "message" in record:
-            self._write(str(record["message"]))
+        self._last_line = -math.inf
 
     def __enter__(self) -> Self:
-        """Nothing to prepare."""
+        """Nothing to take."""
         return self
 
     def __exit__(
@@ -97,46 +117,29 @@ class PlainConsole:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Nothing to restore."""
+        """Nothing to give back."""
 
     def _progress(self, record: Mapping[str, Any]) -> None:
-        warning = self._entropy.observe(record)
-        if warning:
-            self._write(f"warning: {warning}")
         now = self._clock()
-        if self._last_line is None or now - self._last_line >= _PLAIN_SECONDS:
+        if now - self._last_line >= _PLAIN_SECONDS:
             self._last_line = now
-            self._write(progress_line(record, self._start))
+            self._say(progress_line(record, self._start))
 
-    def _write(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
 
 
-class LiveConsole:
+class LiveConsole(Console):
     """A table that is redrawn in place with every `progress` record."""
 
     def __init__(self, console: RichConsole, preset: str | None = None) -> None:
         """Draw on `console`."""
+        super().__init__(preset)
         self._console = console
-        self._preset = preset
-        self._start: Mapping[str, Any] = {}
         self._returns: list[float] = []
-        self._entropy = EntropyWatch()
         # Redrawn here and by no thread: nothing changes between two records.
         self._live = Live(console=console, auto_refresh=False)
-
-    def on_record(self, record: Mapping[str, Any]) -> None:
-        """Redraw, or write above the table what should stay."""
-        if record["kind"] == "progress":
-            self._progress(record)
-        elif record["kind"] == "end":
-            self._print(closing_lines(record, self._start))
-        elif record.get("event") == "start":
-            self._start = dict(record)
-            self._print(header(record, self._preset))
-        elif "message" in record:
-            self._print(str(record["message"]))
 
     def __enter__(self) -> Self:
         """Take over the end of the terminal."""
@@ -155,13 +158,10 @@ class LiveConsole:
     def _progress(self, record: Mapping[str, Any]) -> None:
         if record["episode_return_mean"] is not None:
             self._returns.append(record["episode_return_mean"])
-        warning = self._entropy.observe(record)
-        if warning:
-            self._print(f"warning: {warning}", style="yellow")
         self._live.update(self._table(record), refresh=True)
 
-    def _print(self, text: str, style: str = "") -> None:
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _table(self, record: Mapping[str, Any]) -> Group:
         utf8 = self._console.encoding.startswith("utf")
@@ -178,7 +178,7 @@ class LiveConsole:
         table.add_column()
         for name, value in (
             ("return", f"{_number(record['episode_return_mean'])}  {curve}"),
-            ("episodes", _episodes(record)),
+            ("episodes", f"{record['episodes']:,}"),
             ("env steps", f"{record['env_steps']:,} of {total:,}{_frames(record, self._start)}"),
             ("speed", f"{record['env_steps_per_second']:,.0f} env steps/s"),
             ("policy lag", _lag(record)),
@@ -236,7 +236,8 @@ def progress_line(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
             f"{record['env_steps']:,} of {start['total_steps']:,} env steps"
             f"{_frames(record, start)}",
             _percent(record, start),
-            f"return {_number(record['episode_return_mean'])} over {_episodes(record)} episodes",
+            f"return {_number(record['episode_return_mean'])}",
+            f"{record['episodes']:,} episodes",
             f"{record['env_steps_per_second']:,.0f} env steps/s",
             f"lag {_lag(record)}",
             f"losses {_losses(record)}",
@@ -248,10 +249,10 @@ def progress_line(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
 def closing_lines(end: Mapping[str, Any], start: Mapping[str, Any]) -> str:
     """How a run ended, where it lies, and what to type next."""
     reason = f" ({end['reason']})" if end.get("reason") else ""
-    run_dir = start["run_dir"]
+    run_dir, episodes = start["run_dir"], end["episodes"]
     return (
-        f"mean return {_number(end['episode_return_mean'])} over the last 100 of "
-        f"{end['episodes']:,} episodes, after {end['env_steps']:,} env steps"
+        f"mean return {_number(end['episode_return_mean'])} over the last "
+        f"{min(episodes, RECENT_EPISODES)} of {episodes:,} episodes, after {end['env_steps']:,} env steps"
         f"{_frames(end, start)} in {_duration(end['wall_seconds'])}{reason}\n"
         f"the run lies in {run_dir}\n"
         f"to evaluate it: repertory eval {shlex.quote(run_dir)}"
@@ -270,9 +271,7 @@ def sparkline(values: list[float], width: int, blocks: str = _BLOCKS) -> str:
         return ""
     count = min(width, len(values))
     edges = [round(index * len(values) / count) for index in range(count + 1)]
-    means = [
-        sum(values[low:high]) / (high - low) for low, high in zip(edges, edges[1:], strict=False)
-    ]
+    means = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
     low, high = min(means), max(means)
     if low == high:
         return blocks[0] * count
@@ -311,10 +310,6 @@ def _duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def _episodes(record: Mapping[str, Any]) -> str:
-    return f"{record['episodes']:,}"
 
 
 def _lag(record: Mapping[str, Any]) -> str:

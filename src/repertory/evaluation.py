@@ -22,12 +22,12 @@ import torch
 from repertory import environments
 from repertory.agent import Agent
 from repertory.config import ConfigError, RunConfig
-from repertory.environments.base import EnvironmentFailure, VectorEnvironment
+from repertory.environments.base import EnvironmentFailure, EnvironmentSpec, VectorEnvironment
 from repertory.models.base import Model
 
 MAX_EPISODE_FRAMES = 108_000
 """Frames after which a game is cut unless a limit is given: half an hour at 60 frames a second,
-the limit of the ALE's v5 environments and of Mnih et al. (2015)."""
+the limit of the ALE's v5 environments and of every protocol here."""
 
 EVALUATOR = 65_535
 """Index under which the evaluator's seeds are drawn; no actor has it."""
@@ -40,13 +40,13 @@ class Episode(NamedTuple):
         episode_return: Raw and undiscounted.
         length: In env steps.
         column: Which column played it.
-        cut: Whether the evaluation's own step limit ended it.
+        truncated: Whether a limit ended it, the environment's own or the evaluation's.
     """
 
     episode_return: float
     length: int
     column: int
-    cut: bool
+    truncated: bool
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Evaluation:
         action_repeat: Frames an env step takes.
         greedy: Whether the likeliest actions were played, and not ones drawn from the policy.
         max_episode_steps: Env steps after which a game was cut.
+        num_cut: Games that the evaluation's limit ended, and not the environment's own rules.
         episodes: The games, at least one, by column and in order.
     """
 
@@ -71,6 +72,7 @@ class Evaluation:
     action_repeat: int
     greedy: bool
     max_episode_steps: int
+    num_cut: int
     episodes: tuple[Episode, ...]
 
     @property
@@ -82,11 +84,6 @@ class Evaluation:
     def lengths(self) -> list[int]:
         """Length of every game in env steps."""
         return [episode.length for episode in self.episodes]
-
-    @property
-    def num_cut(self) -> int:
-        """Games that the evaluation's own step limit ended."""
-        return sum(episode.cut for episode in self.episodes)
 
     def to_record(self) -> dict[str, Any]:
         """An `eval` record: the rules, the numbers, and every game."""
@@ -144,10 +141,9 @@ def evaluate(
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
     config, spec = agent.config, agent.spec
-    own_limit = _own_limit(config)
+    own_limit = _own_limit(config, spec)
     limit = max_episode_steps or max(1, MAX_EPISODE_FRAMES // spec.action_repeat)
-    if own_limit is not None:
-        limit = min(limit, own_limit)
+    limit = limit if own_limit is None else min(limit, own_limit)
     # One seed more than there are columns: the first is that of the actions.
     action_seed, *seeds = environments.seeds_for(config.seed, EVALUATOR, 1 + num_envs)
     environment = environments.make_vector(
@@ -164,8 +160,6 @@ def evaluate(
         )
     finally:
         environment.close()
-    if limit == own_limit:
-        played = [episode._replace(cut=False) for episode in played]
     return Evaluation(
         env=spec.name,
         protocol=spec.protocol,
@@ -174,6 +168,8 @@ def evaluate(
         action_repeat=spec.action_repeat,
         greedy=greedy,
         max_episode_steps=limit,
+        # An environment's own time limit is one of its rules, and no cut.
+        num_cut=0 if limit == own_limit else sum(game.truncated for game in played),
         episodes=tuple(played),
     )
 
@@ -219,9 +215,12 @@ def play(
         resets = torch.from_numpy(~tick.valid)
         running += tick.valid
         for column in np.flatnonzero(tick.episode_lengths):
-            length = int(tick.episode_lengths[column])
-            cut = bool(tick.truncated[column]) and length >= max_episode_steps
-            game = Episode(float(tick.episode_returns[column]), length, int(column), cut)
+            game = Episode(
+                episode_return=float(tick.episode_returns[column]),
+                length=int(tick.episode_lengths[column]),
+                column=int(column),
+                truncated=bool(tick.truncated[column]),
+            )
             played[column].append(game)
             running[column] = 0
         if (running > max_episode_steps).any():
@@ -238,12 +237,10 @@ def shares(episodes: int, num_columns: int) -> list[int]:
     return [each + (column < rest) for column in range(num_columns)]
 
 
-def _own_limit(config: RunConfig) -> int | None:
+def _own_limit(config: RunConfig, spec: EnvironmentSpec) -> int | None:
     """Env steps after which the environment itself truncates, where that is known."""
     if config.max_episode_steps is not None or not isinstance(config.env, str):
         return config.max_episode_steps
-    try:
-        return gymnasium.spec(config.env).max_episode_steps
-    except gymnasium.error.Error:
-        # Atari games are not Gymnasium's to know; their limit counts frames.
-        return None
+    if spec.action_repeat != 1:
+        return MAX_EPISODE_FRAMES // spec.action_repeat
+    return gymnasium.spec(config.env).max_episode_steps

@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.write(_printed(parsed))
         return 0
 
-    # Imported late, so that wrong use is answered without waiting for torch.
+    # Imported late, so that wrong use is answered without waiting for all that trains.
     from repertory.console import make_console
     from repertory.training import train
 

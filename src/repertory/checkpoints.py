@@ -139,10 +139,9 @@ def load(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is a torch file, but no checkpoint of this package")
     version = state["format_version"]
     if version != FORMAT_VERSION:
-        writer = state.get("versions", {}).get("repertory", "another version")
         raise CheckpointError(
             f"{path} has format {version}, and this version reads format {FORMAT_VERSION}; "
-            f"repertory {writer} wrote it and can read it"
+            f"the version that wrote it can read it: {state.get('versions')}"
         )
     missing = [key for key in KEYS if key not in state]
     if missing:
@@ -214,10 +213,10 @@ def load_model_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def spec_text(spec: EnvironmentSpec) -> str:
-    """What a model was built for, on one line; compared as a whole before parameters are used."""
+    """What a model has to fit, on one line; compared as a whole before parameters are used."""
     return (
-        f"{spec.name}, protocol {spec.protocol}: observations {spec.observation_space}, "
-        f"image layout {spec.image_layout}, actions {spec.action_space}"
+        f"observations {spec.observation_space}, image layout {spec.image_layout}, "
+        f"actions {spec.action_space}"
     )
 
 

@@ -250,9 +250,10 @@ def closing_lines(end: Mapping[str, Any], start: Mapping[str, Any]) -> str:
     """How a run ended, where it lies, and what to type next."""
     reason = f" ({end['reason']})" if end.get("reason") else ""
     run_dir, episodes = start["run_dir"], end["episodes"]
+    recent = min(episodes, RECENT_EPISODES)
     return (
-        f"mean return {_number(end['episode_return_mean'])} over the last "
-        f"{min(episodes, RECENT_EPISODES)} of {episodes:,} episodes, after {end['env_steps']:,} env steps"
+        f"mean return {_number(end['episode_return_mean'])} over the last {recent} of "
+        f"{episodes:,} episodes, after {end['env_steps']:,} env steps"
         f"{_frames(end, start)} in {_duration(end['wall_seconds'])}{reason}\n"
         f"the run lies in {run_dir}\n"
         f"to evaluate it: repertory eval {shlex.quote(run_dir)}"

@@ -385,10 +385,11 @@ def validate(config: RunConfig) -> None:
     for width in config.hidden_sizes:
         if not _AT_LEAST_ONE.contains(width):
             raise ConfigError(f"hidden_sizes must each be {_AT_LEAST_ONE}, not {width}")
-    if config.num_learners > max(1, config.num_actors):
+    num_actors, num_learners = (getattr(config, n, 1) for n in ("num_actors", "num_learners"))
+    if num_learners > num_actors:
         raise ConfigError(
-            f"num_learners must be at most num_actors ({config.num_actors}), "
-            f"not {config.num_learners}: every learner needs an actor of its own"
+            f"num_learners must be at most num_actors ({num_actors}), not {num_learners}: "
+            "every learner needs an actor of its own"
         )
 
 

@@ -80,10 +80,10 @@ def train(config: RunConfig, *, on_record: Callback | None = None) -> Result:
     validate(config)
     name, algorithm = _algorithm_of(config)
     spec = environments.describe(config.environment)
+    folder = RunFolder.create(config, name, spec)
     runtime = _make_runtime(config)
     try:
         algorithm.train(config, spec, runtime)
-        folder = RunFolder.create(config, name, spec)
         run = _Run(config, name, spec, folder, runtime, on_record)
         with _signals(run):
             return run.supervise()
@@ -186,7 +186,10 @@ class _Run:
         return checkpoints.save_step(
             self._folder.checkpoints,
             checkpoints.make_state(
-                learner=state,
+                model=state["model"],
+                optimizer=state["optimizer"],
+                env_steps=state["env_steps"],
+                updates=state["updates"],
                 algorithm=self._algorithm,
                 config=to_yaml(self._config),
                 spec=self._spec,

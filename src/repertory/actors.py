@@ -20,7 +20,7 @@ from repertory.environments.base import EnvironmentSpec, VectorEnvironment
 from repertory.models.base import Model
 from repertory.progress import Stopwatch
 from repertory.runtimes.base import RoleContext
-from repertory.seeds import Stream, generator_for, seed_for
+from repertory.seeds import Stream, generator_for
 from repertory.trajectories import CoreState, Trajectory, TrajectorySpec
 
 _REPORT_SECONDS = 1.0
@@ -73,13 +73,12 @@ class Actor:
         Environments are seeded by actor and column, so games do not depend on who plays them.
         """
         seeds = [
-            seed_for(config.seed, Stream.ENVIRONMENT, index, column)
+            seed
             for index in indices
-            for column in range(config.num_envs)
+            for seed in environments.seeds_for(config.seed, index, config.num_envs)
         ]
-        threads = config.environment_threads or config.share_of_cores
         return cls(
-            environments.make_vector(config.environment, seeds, threads),
+            environments.make_vector(config.environment, seeds, config.threads_per_player),
             model,
             trajectory_spec(
                 environment, model, unroll_length=config.unroll_length, num_columns=len(seeds)

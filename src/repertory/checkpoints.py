@@ -55,7 +55,7 @@ class CheckpointNotFound(CheckpointError):
 
 def make_state(
     *,
-    model: nn.Module,
+    model: Mapping[str, Tensor],
     optimizer: Mapping[str, Any],
     env_steps: int,
     updates: int,
@@ -66,7 +66,7 @@ def make_state(
     """The keys that every checkpoint holds.
 
     Args:
-        model: The module, compiled, wrapped or plain.
+        model: Its parameters, as `model_state` gives them.
         optimizer: The optimiser's `state_dict()`.
         env_steps: Env steps the parameters have learned from.
         updates: Updates they have gone through.
@@ -76,7 +76,7 @@ def make_state(
     """
     return {
         "format_version": FORMAT_VERSION,
-        "model": model_state(model),
+        "model": dict(model),
         "optimizer": dict(optimizer),
         "env_steps": env_steps,
         "updates": updates,

@@ -18,6 +18,7 @@ import difflib
 import inspect
 import itertools
 import math
+import os
 import re
 import textwrap
 import types
@@ -65,15 +66,13 @@ class RunConfig:
     """Root of every random number of the run."""
     stop_at_return: float | None = None
     """End early once the mean return of the last 100 episodes reaches this."""
+    max_minutes: float | None = None
+    """End early after so many minutes of training."""
 
     # Who and where
 
-    num_actors: int = 1
-    """Actors; each owns `num_envs` columns and a random stream of its own."""
     num_envs: int = 8
     """Environment columns per actor."""
-    num_learners: int = 1
-    """Learners that sum their gradients and stay equal."""
     runtime: Literal["inline", "processes"] = "processes"
     """Where roles run: one deterministic process, or a spawned process each."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -153,6 +152,16 @@ class RunConfig:
             image_layout=self.image_layout,
             max_episode_steps=self.max_episode_steps,
         )
+
+    @property
+    def num_players(self) -> int:
+        """Roles that own environments."""
+        return 1
+
+    @property
+    def threads_per_player(self) -> int:
+        """Threads of one role's native vector environment."""
+        return self.environment_threads or max(1, (os.cpu_count() or 1) // self.num_players)
 
     @property
     def log_interval(self) -> int:
@@ -375,10 +384,11 @@ def validate(config: RunConfig) -> None:
     for width in config.hidden_sizes:
         if not _AT_LEAST_ONE.contains(width):
             raise ConfigError(f"hidden_sizes must each be {_AT_LEAST_ONE}, not {width}")
-    if config.num_learners > max(1, config.num_actors):
+    num_actors, num_learners = (getattr(config, n, 1) for n in ("num_actors", "num_learners"))
+    if num_learners > num_actors:
         raise ConfigError(
-            f"num_learners must be at most num_actors ({config.num_actors}), "
-            f"not {config.num_learners}: every learner needs an actor of its own"
+            f"num_learners must be at most num_actors ({num_actors}), not {num_learners}: "
+            "every learner needs an actor of its own"
         )
 
 

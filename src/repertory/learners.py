@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from repertory import models
+from repertory.checkpoints import model_state
 from repertory.config import RunConfig
 from repertory.environments.base import EnvironmentSpec
 from repertory.losses import (
@@ -163,13 +164,14 @@ class Learner:
         with self._stopwatch("learning"):
             if config.loss_reduction == "mean":
                 self._gradient /= max(1, sums[0])
-            norm = self._clip(losses.terms())
+            terms = torch.stack([losses.policy, losses.value, losses.entropy])
+            norm = self._clip(terms)
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
             self._optimizer.step()
 
         lag = policy_lag(self.version, batch.policy_version)
-        self._window.add(batch, losses.terms().double().cpu(), lag, norm)
+        self._window.add(batch, terms.double().cpu(), lag, norm)
         self._window.learning_rate, self._window.entropy_cost = learning_rate, entropy_cost
         self.version += 1
         self.env_steps += sums[0]
@@ -192,7 +194,7 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Parameters, optimiser state and counters; tensors and plain values only, copied."""
         return {
-            "model": {name: value.cpu().clone() for name, value in self.model.state_dict().items()},
+            "model": model_state(self.model),
             "optimizer": self._optimizer.state_dict(),
             "env_steps": self.env_steps,
             "updates": self.version,

@@ -7,7 +7,6 @@ their windows together, and the lines of two runs with one seed are equal but fo
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -18,13 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from repertory.metrics import EpisodeWindow
 from repertory.trajectories import Trajectory
 
 STAGES = ("environment", "inference", "learning", "waiting")
 """Where a role's seconds go."""
-
-RECENT_EPISODES = 100
-"""How many of the last finished episodes the means of returns and lengths are over."""
 
 
 class Stopwatch:
@@ -128,12 +125,11 @@ class Progress:
         self._action_repeat = action_repeat
         self._entropy_max = entropy_max
         self._waiting: list[deque[dict[str, Any]]] = [deque() for _ in range(num_learners)]
-        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)
+        self._recent = EpisodeWindow()
         self._seconds_in = dict.fromkeys(STAGES, 0.0)
         self._started = self._last_time = time.monotonic()
         self._last_steps = 0
         self._updates = 0
-        self._episodes = 0
 
     def add_seconds(self, seconds_in: dict[str, float]) -> None:
         """Count what a role that only plays spent in each stage."""
@@ -150,8 +146,8 @@ class Progress:
     def _line(self, windows: list[dict[str, Any]]) -> dict[str, Any]:
         first = windows[0]
         for window in windows:
-            self._recent.extend(window["episodes"])
-            self._episodes += len(window["episodes"])
+            for episode_return, length in window["episodes"]:
+                self._recent.add(episode_return, length)
             self.add_seconds(window["seconds_in"])
         self._updates += first["updates"]
         transitions = max(1, sum(window["transitions"] for window in windows))
@@ -165,12 +161,12 @@ class Progress:
             "env_steps": env_steps,
             "frames": env_steps * self._action_repeat,
             "updates": self._updates,
-            "episodes": self._episodes,
+            "episodes": self._recent.episodes,
             "wall_seconds": now - self._started,
             "env_steps_per_second": (env_steps - self._last_steps)
             / max(now - self._last_time, 1e-9),
-            "episode_return_mean": self._mean(0),
-            "episode_length_mean": self._mean(1),
+            "episode_return_mean": self._recent.return_mean,
+            "episode_length_mean": self._recent.length_mean,
             "policy_lag_mean": sum(window["lag_sum"] for window in windows) / columns,
             "policy_lag_max": max(window["lag_max"] for window in windows),
             "policy_loss": policy,
@@ -190,9 +186,4 @@ class Progress:
     @property
     def recent_return(self) -> float | None:
         """Mean return of the last 100 finished episodes; None before there are so many."""
-        return self._mean(0) if len(self._recent) == RECENT_EPISODES else None
-
-    def _mean(self, index: int) -> float | None:
-        if not self._recent:
-            return None
-        return math.fsum(episode[index] for episode in self._recent) / len(self._recent)
+        return self._recent.return_mean if self._recent.full else None

@@ -18,9 +18,7 @@ class Stream(IntEnum):
     """What a stream of random numbers serves. Numbers are part of a run's meaning: never reuse one."""
 
     PARAMETERS = 0
-    ENVIRONMENT = 1
-    ACTIONS = 2
-    EVALUATION = 3
+    ACTIONS = 1
 
 
 def seed_for(root_seed: int, stream: Stream, *indices: int) -> int:

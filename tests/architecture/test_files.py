@@ -12,6 +12,9 @@ from tests.architecture.source import REPOSITORY
 
 # Folders that exist on one person's or one build machine only.
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:home|Users|root|work|opt)/[\w.-]+")
+# Written by programs, in whatever form they write.
+RECORDED = (".json", ".jsonl", ".csv")
+TIDY = re.compile(r"(?:(?:.*\S)?\n)*.*\S\n")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -70,13 +73,21 @@ def test_broken_link_is_noticed(tmp_path: Path) -> None:
     assert broken_links(tmp_path / "index.md", text) == ["missing.md"]
 
 
-def test_text_files_end_with_one_newline_and_have_no_trailing_blanks(
+def test_hand_written_files_end_with_one_newline_and_have_no_trailing_blanks(
     texts: dict[str, str],
 ) -> None:
     untidy = [
         name
         for name, text in texts.items()
-        if text
-        and (not text.endswith("\n") or text.endswith("\n\n") or re.search(r"[ \t]\n", text))
+        if text and not name.endswith(RECORDED) and not TIDY.fullmatch(text)
     ]
     assert untidy == []
+
+
+@pytest.mark.parametrize("text", ["a", "a \n", "a\n\n", "a\t\nb\n"])
+def test_untidy_text_is_noticed(text: str) -> None:
+    assert not TIDY.fullmatch(text)
+
+
+def test_tidy_text_is_not_reported() -> None:
+    assert TIDY.fullmatch("a\n\n  b c\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -108,3 +109,14 @@ def test_installed_command_trains(installation: Path, tmp_path: Path) -> None:
     assert max(record.get("env_steps", 0) for record in records) >= 2000
     assert (folder / "config.yaml").is_file()
     assert list((folder / "checkpoints").glob("step_*.pt"))
+
+
+def test_example_of_the_readme_runs(installation: Path, tmp_path: Path) -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    shortened = example.replace("total_steps=200_000", "total_steps=2_000")
+    assert shortened != example
+    script = tmp_path / "example.py"
+    script.write_text(shortened + "    assert action in (0, 1)\n")
+    run([str(installation / "python"), str(script)], tmp_path)
+    assert (tmp_path / "runs" / "cart-pole" / "config.yaml").is_file()

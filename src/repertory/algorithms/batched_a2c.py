@@ -52,6 +52,11 @@ class BatchedA2CConfig(RunConfig):
     gae_lambda: float = 1.0
     """How far advantages look: 0 one step, 1 to the unroll's end (the published setting)."""
 
+    @property
+    def num_players(self) -> int:
+        """Roles that own environments."""
+        return self.num_learners if self.sync == "step" else self.num_actors
+
 
 def train(config: BatchedA2CConfig, environment: EnvironmentSpec, runtime: Runtime) -> None:
     """Start the learners and, if they are roles of their own, the actors."""

@@ -282,22 +282,22 @@ class GymnasiumVector:
         except (EOFError, ConnectionError) as error:
             assert isinstance(self._vector, AsyncVectorEnv)
             processes = self._vector.processes
-            sentinels = [process.sentinel for process in processes]
-            multiprocessing.connection.wait(sentinels, _LOST_PROCESS_SECONDS)
-            codes = [process.exitcode for process in processes]
+            lost = multiprocessing.connection.wait(
+                [process.sentinel for process in processes], _LOST_PROCESS_SECONDS
+            )
+            what = "a column's process closed its pipe"
+            for column, process in enumerate(processes):
+                if process.sentinel in lost:
+                    process.join()
+                    what = (
+                        f"column {column}, env step {self._num_steps[column] + 1}: "
+                        f"its process ended with exit code {process.exitcode}"
+                    )
             # The other pipes hold answers that nobody will read: a polite close would not do.
             for process in processes:
                 process.terminate()
                 process.join()
             self._vector.closed = True
-            column = next((index for index, code in enumerate(codes) if code is not None), None)
-            if column is None:
-                what = "a column's process closed its pipe"
-            else:
-                what = (
-                    f"column {column}, env step {self._num_steps[column] + 1}: "
-                    f"its process ended with exit code {codes[column]}"
-                )
             raise EnvironmentFailure(f"environment {self.spec.name}, {what}") from error
 
 

@@ -33,8 +33,8 @@ def closest(wanted: str, candidates: Iterable[str]) -> str | None:
 
 
 def _bare(name: str) -> str:
-    """An id without its namespace."""
-    return name.rpartition("/")[2]
+    """An id without its module and its namespace."""
+    return name.rpartition(":")[2].rpartition("/")[2]
 
 
 def unknown(kind: str, wanted: str, candidates: Iterable[str]) -> EnvironmentRefused:

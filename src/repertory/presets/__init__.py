@@ -143,7 +143,7 @@ _OPENAI_A2C = "OpenAI Baselines, A2C on Atari (2017)"
 
 def _one_actor(settings: Mapping[str, Any], num_columns: int) -> Mapping[str, Any]:
     """The settings with all columns in one vector environment."""
-    return {**settings, "num_actors": 1, "num_envs": num_columns}
+    return {**settings, "num_envs": num_columns}
 
 
 def _several_actors(settings: Mapping[str, Any], num_actors: int, num_envs: int) -> dict[str, Any]:

@@ -304,7 +304,7 @@ def test_defaults_are_within_their_ranges(config_class: type[RunConfig]) -> None
 def test_values_out_of_range_are_refused_in_one_line(
     settings: dict[str, Any], message: str
 ) -> None:
-    config = ALGORITHMS["a2c"].config(env="CartPole-v1", **settings)
+    config = ALGORITHMS["batched_a2c"].config(env="CartPole-v1", **settings)
     with pytest.raises(ConfigError) as caught:
         validate(config)
     assert str(caught.value) == message
@@ -325,4 +325,4 @@ def test_values_out_of_range_are_refused_in_one_line(
     ],
 )
 def test_the_ends_of_a_range_belong_to_it(settings: dict[str, Any]) -> None:
-    validate(RunConfig(env="CartPole-v1", **settings))
+    validate(ALGORITHMS["batched_a2c"].config(env="CartPole-v1", **settings))

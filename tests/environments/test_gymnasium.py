@@ -363,6 +363,25 @@ def test_b57_valid_transitions_are_the_same_in_every_autoreset_mode(mode):
             assert target == pytest.approx(1 + (0 if terminated else 0.9 * (step + 1)))
 
 
+def test_b57_an_autoreset_of_the_environments_own_is_left_to_it():
+    """Source: Farama-Foundation/Gymnasium#1103. A reset from outside may be a costlier one."""
+    resets = []
+
+    class Counted(SyncVectorEnv):
+        def reset(self, *, seed=None, options=None):
+            resets.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        config = EnvironmentConfig(lambda mode=mode: Counted([SeedCounter], autoreset_mode=mode))
+        vector = make_vector(config, [2])
+        resets.clear()
+        _, ticks = play(vector, 9)
+        assert sum(tick.episode_lengths[0] > 0 for tick in ticks) == 3
+        assert resets == [2]
+        vector.close()
+
+
 def test_b57_truncations_keep_their_future_in_every_autoreset_mode():
     """Source: Farama-Foundation/Gymnasium#1103, #1265."""
 

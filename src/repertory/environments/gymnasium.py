@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -87,7 +87,7 @@ class Recipe:
     source: EnvSpec | Callable[..., Any]
     kwargs: Mapping[str, Any]
     max_episode_steps: int | None
-    wanted_layout: Any
+    wanted_layout: Literal["auto", "chw", "hwc"]
 
     @classmethod
     def of(cls, config: EnvironmentConfig) -> Recipe:

@@ -328,9 +328,8 @@ def to_yaml(config: RunConfig, algorithm: str | None = None) -> str:
     settings = to_dict(config)
     if algorithm is not None:
         settings = {"algorithm": algorithm, **settings}
-    return yaml.safe_dump(
-        settings, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True
-    )
+    # ASCII only: some characters that PyYAML would write as they are, it reads as others.
+    return yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=100)
 
 
 def from_yaml(config_class: type[ConfigT], text: str) -> ConfigT:

@@ -248,16 +248,18 @@ def progress_line(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
 
 def closing_lines(end: Mapping[str, Any], start: Mapping[str, Any]) -> str:
     """How a run ended, where it lies, and what to type next."""
-    reason = f" ({end['reason']})" if end.get("reason") else ""
-    run_dir, episodes = start["run_dir"], end["episodes"]
-    recent = min(episodes, RECENT_EPISODES)
-    return (
-        f"mean return {_number(end['episode_return_mean'])} over the last {recent} of "
-        f"{episodes:,} episodes, after {end['env_steps']:,} env steps"
-        f"{_frames(end, start)} in {_duration(end['wall_seconds'])}{reason}\n"
-        f"the run lies in {run_dir}\n"
-        f"to evaluate it: repertory eval {shlex.quote(run_dir)}"
-    )
+    run_dir, episodes = start["run_dir"], end.get("episodes", 0)
+    lines = [f"the run lies in {run_dir}", f"to evaluate it: repertory eval {shlex.quote(run_dir)}"]
+    if not episodes:
+        ended = f"no episode was finished, after {end['env_steps']:,} env steps"
+    else:
+        ended = (
+            f"mean return {_number(end['episode_return_mean'])} over the last "
+            f"{min(episodes, RECENT_EPISODES)} of {episodes:,} episodes, after "
+            f"{end['env_steps']:,} env steps{_frames(end, start)} "
+            f"in {_duration(end['wall_seconds'])}"
+        )
+    return "\n".join([f"{ended} ({end['reason']})", *lines])
 
 
 def sparkline(values: list[float], width: int, blocks: str = _BLOCKS) -> str:

@@ -93,9 +93,15 @@ def _report(error: Exception) -> int:
     if isinstance(error, (ConfigError, EnvironmentRefused)):
         return _fail(str(error), 2)
 
-    from repertory.checkpoints import CheckpointError
+    from repertory.checkpoints import CheckpointError, CheckpointNotFound
+    from repertory.runtimes.base import RoleFailed
 
-    if not isinstance(error, CheckpointError):
+    if isinstance(error, CheckpointNotFound):
+        return _fail(str(error), 2)
+    if isinstance(error, RoleFailed):
+        # What matters happened in the role; this process only heard of it.
+        sys.stderr.write(error.traceback)
+    elif not isinstance(error, CheckpointError):
         traceback.print_exception(error)
     return _fail(str(error) or type(error).__name__, 1)
 

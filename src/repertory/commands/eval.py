@@ -49,11 +49,12 @@ def run(arguments: Sequence[str]) -> int:
         Exit code 0; whatever goes wrong is raised.
 
     Raises:
-        ConfigError: Wrong use, such as a path without a checkpoint.
-        CheckpointError: The checkpoint cannot be used.
+        ConfigError: Wrong use.
+        CheckpointError: There is no checkpoint, or it cannot be used.
     """
     parsed = tyro.cli(EvalArguments, prog="repertory eval", args=list(arguments))
     if not parsed.run.exists():
+        # `resolve` would say so too, after a second of importing.
         raise ConfigError(f"there is no run and no checkpoint {parsed.run}")
 
     # Imported late, so that wrong use is answered without waiting for torch.

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from repertory.commands.arguments import TrainArguments, parse_train
 from repertory.config import ConfigError, RunConfig, to_yaml
 
+_SIGNALLED = {"interrupted": 130, "terminated": 143}
+"""Exit codes of runs that a signal ended: 128 and the signal's number, as shells have it."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Train as the arguments say.
@@ -20,7 +23,8 @@ def run(arguments: Sequence[str]) -> int:
         arguments: Words after `repertory train`.
 
     Returns:
-        Exit code 0; whatever goes wrong is raised.
+        The exit code: 0, or 130 or 143 after a signal, with a checkpoint saved; whatever goes
+        wrong is raised.
 
     Raises:
         ConfigError: Wrong use.
@@ -32,14 +36,16 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.write(_printed(parsed))
         return 0
 
-    # Imported late, so that wrong use is answered without waiting for torch.
+    # Imported late, so that wrong use is answered without waiting for all that trains.
     from repertory.console import make_console
     from repertory.training import train
 
     preset = parsed.preset.name if parsed.preset else None
     for config in parsed.configs:
         with make_console(sys.stdout, preset=preset) as console:
-            train(config, on_record=console.on_record)
+            result = train(config, on_record=console.on_record)
+        if result.reason in _SIGNALLED:
+            return _SIGNALLED[result.reason]
     return 0
 
 

@@ -138,7 +138,7 @@ _ATARI_IDS = ("ALE/*", "*NoFrameskip-v4")
 
 _ZOO = "RL Baselines3 Zoo, hyperparams/a2c.yml"
 _YOUNG_TIAN = "Young and Tian 2019 (MinAtar, examples/AC_lambda.py); OpenAI Baselines, A2C"
-_BASELINES = "OpenAI Baselines, A2C on Atari (2017)"
+_OPENAI_A2C = "OpenAI Baselines, A2C on Atari (2017)"
 
 
 def _one_actor(settings: Mapping[str, Any], num_columns: int) -> Mapping[str, Any]:
@@ -155,13 +155,13 @@ PRESETS: tuple[Preset, ...] = (
     Preset("cartpole", "a2c", _CARTPOLE_IDS, _one_actor(_CARTPOLE, 8), _ZOO),
     Preset("lunarlander", "a2c", _LUNAR_LANDER_IDS, _one_actor(_LUNAR_LANDER, 8), _ZOO),
     Preset("minatar", "a2c", _MINATAR_IDS, _one_actor(_MINATAR, 16), _YOUNG_TIAN),
-    Preset("pong", "a2c", _PONG_IDS, _one_actor(_PONG, 16), _BASELINES),
-    Preset("atari", "a2c", _ATARI_IDS, _one_actor(_ATARI, 16), _BASELINES),
+    Preset("pong", "a2c", _PONG_IDS, _one_actor(_PONG, 16), _OPENAI_A2C),
+    Preset("atari", "a2c", _ATARI_IDS, _one_actor(_ATARI, 16), _OPENAI_A2C),
     Preset("cartpole", "batched_a2c", _CARTPOLE_IDS, _several_actors(_CARTPOLE, 2, 4), _ZOO),
     Preset(
         "lunarlander", "batched_a2c", _LUNAR_LANDER_IDS, _several_actors(_LUNAR_LANDER, 2, 4), _ZOO
     ),
     Preset("minatar", "batched_a2c", _MINATAR_IDS, _several_actors(_MINATAR, 4, 4), _YOUNG_TIAN),
-    Preset("pong", "batched_a2c", _PONG_IDS, _several_actors(_PONG, 4, 4), _BASELINES),
-    Preset("atari", "batched_a2c", _ATARI_IDS, _several_actors(_ATARI, 4, 4), _BASELINES),
+    Preset("pong", "batched_a2c", _PONG_IDS, _several_actors(_PONG, 4, 4), _OPENAI_A2C),
+    Preset("atari", "batched_a2c", _ATARI_IDS, _several_actors(_ATARI, 4, 4), _OPENAI_A2C),
 )

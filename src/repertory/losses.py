@@ -120,7 +120,6 @@ def normalize_advantages(advantages: Tensor, valid: Tensor, moments: Tensor) -> 
     require_shape(advantages.shape, valid=valid)
     require_shape(torch.Size((3,)), moments=moments)
     count, total, squares = moments.unbind()
-    count = count.clamp(min=1.0)
     mean = total / count
     # Rounding can leave a variance just below 0.
     deviation = (squares / count - mean.square()).clamp(min=0.0).sqrt()
@@ -211,6 +210,6 @@ def explained_variance(count: Tensor, value_moments: Tensor) -> float:
         1 for a perfect critic, 0 for one no better than a constant, negative for a worse one; 0
         also where targets do not vary and there is nothing to explain.
     """
-    means = value_moments / count.clamp(min=1)
+    means = value_moments / count
     target_variance, error_variance = (means[2:] - means[:2].square()).clamp(min=0.0).tolist()
     return 1.0 - error_variance / target_variance if target_variance > 0.0 else 0.0

@@ -112,7 +112,7 @@ def test_a_time_limit_truncates():
 def test_an_illegal_action_is_refused_and_does_no_harm():
     vector = make_vector(EnvironmentConfig(SeedCounter), [5, 5])
     vector.reset()
-    with pytest.raises(ValueError, match="action 2 of column 1 is not one of 0..1"):
+    with pytest.raises(ValueError, match=r"action 2 of column 1 is not one of 0\.\.1"):
         vector.step(np.array([0, 2]))
     np.testing.assert_array_equal(vector.step(np.array([0, 1])).observations, [[1], [1]])
     vector.close()
@@ -154,7 +154,7 @@ def test_b41_discrete_that_does_not_start_at_zero():
     vector.reset()
     tick = vector.step(np.array([0, 1, 2]))
     np.testing.assert_array_equal(tick.observations[:, 0], [-1, 0, 1])
-    with pytest.raises(ValueError, match="action -1 of column 0 is not one of 0..2"):
+    with pytest.raises(ValueError, match=r"action -1 of column 0 is not one of 0\.\.2"):
         vector.step(np.array([-1, 0, 1]))
     vector.close()
 
@@ -245,6 +245,13 @@ def test_b50_writing_to_what_was_returned_changes_nothing():
     assert not later.terminated.any()
     np.testing.assert_array_equal(later.episode_lengths, [0])
     vector.close()
+
+
+def test_b50_the_single_environment_copies_too():
+    """Source: openai/baselines PR#418, google-deepmind/dm_control#34."""
+    single = make_single(EnvironmentConfig(Alias))
+    rows = [single.reset(seed=5)[0], *(single.step(0)[0] for _ in range(3))]
+    assert [row[0] for row in rows] == [0, 1, 2, 3]
 
 
 def test_b54_an_observation_of_another_shape_names_column_and_step():
@@ -356,6 +363,25 @@ def test_b57_valid_transitions_are_the_same_in_every_autoreset_mode(mode):
             assert target == pytest.approx(1 + (0 if terminated else 0.9 * (step + 1)))
 
 
+def test_b57_an_autoreset_of_the_environments_own_is_left_to_it():
+    """Source: Farama-Foundation/Gymnasium#1103. A reset from outside may be a costlier one."""
+    resets = []
+
+    class Counted(SyncVectorEnv):
+        def reset(self, *, seed=None, options=None):
+            resets.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        config = EnvironmentConfig(lambda mode=mode: Counted([SeedCounter], autoreset_mode=mode))
+        vector = make_vector(config, [2])
+        resets.clear()
+        _, ticks = play(vector, 9)
+        assert sum(tick.episode_lengths[0] > 0 for tick in ticks) == 3
+        assert resets == [2]
+        vector.close()
+
+
 def test_b57_truncations_keep_their_future_in_every_autoreset_mode():
     """Source: Farama-Foundation/Gymnasium#1103, #1265."""
 
@@ -373,7 +399,7 @@ def test_b57_truncations_keep_their_future_in_every_autoreset_mode():
 def test_b57_disabled_autoreset_is_refused_by_name():
     """Source: Farama-Foundation/Gymnasium#1265."""
     config = EnvironmentConfig(one_column(AutoresetMode.DISABLED))
-    with pytest.raises(EnvironmentRefused, match="mode AutoresetMode.DISABLED; supported are NEXT"):
+    with pytest.raises(EnvironmentRefused, match=r"AutoresetMode\.DISABLED; supported are NEXT"):
         make_vector(config, [3])
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import gymnasium
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from repertory.environments import EnvironmentConfig, EnvironmentFailure, make_vector, seeds_for
-from tests.probes import Actions, Alias, Counter, Die, Draws, Raise, SeedCounter, ShapeShift
+from tests.probes import Actions, Alias, Counter, Die, Draws, Hang, Raise, SeedCounter, ShapeShift
 
 pytestmark = pytest.mark.slow  # a process takes a second to start
 
@@ -121,6 +122,19 @@ def test_a_process_that_dies_is_named_and_leaves_none_behind():
         match="probes:Die, column 1, env step 3: its process ended with exit code -9",
     ):
         vector.step(np.zeros(2, np.int64))
+    assert_no_process_left()
+    vector.close()
+
+
+def test_an_interrupt_during_a_tick_leaves_no_process_behind():
+    """One column hangs; a close that waited for its answer would hang as well."""
+    vector = in_processes(Hang, [10, 11], at=1, on_seed=11)
+    vector.reset()
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        vector.step(np.zeros(2, np.int64))
+    timer.join()
     assert_no_process_left()
     vector.close()
 

@@ -423,11 +423,14 @@ def cell_by_cell(core: RecurrentCore, inputs: Tensor, resets: Tensor) -> Tensor:
 @KINDS
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 1.0])
 def test_resets_act_on_their_row_and_column_alone(kind: str, probability: float) -> None:
-    core, inputs = make_core(kind, 0.3), features(9, 4)
+    core, inputs = make_core(kind, 0.3), features(9, 4).requires_grad_()
     resets = torch.rand(9, 4, generator=torch.Generator().manual_seed(3)) < probability
     outputs, state = core(inputs, core.initial_core_state(4), resets)
-    torch.testing.assert_close(outputs, cell_by_cell(core, inputs, resets))
+    expected = cell_by_cell(core, inputs, resets)
+    torch.testing.assert_close(outputs, expected)
     torch.testing.assert_close(state[0], outputs[-1])
+    gradients = [torch.autograd.grad(x[-1].sum(), inputs)[0] for x in (outputs, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 @KINDS

@@ -295,9 +295,12 @@ class Ends:
         self.ended = np.zeros(len(self._frames), np.bool_)
 
     def observe(
-        self, terminated: NDArray[np.bool_], info: dict[str, NDArray[np.int32]]
+        self,
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        info: dict[str, NDArray[np.int32]],
     ) -> NDArray[np.bool_]:
-        """Count one tick.
+        """Count one tick, of which the emulator said this.
 
         Returns:
             [B]; where a whole game ended at this tick.
@@ -318,7 +321,7 @@ class Ends:
         life_lost = (lives < self._lives) & (lives > 0)
         capped = frames - self._first_frames >= self._max_frames
         self._frames, self._lives = frames, lives
-        self.ended = valid & ((terminated & ~life_lost) | capped)
+        self.ended = valid & ((terminated & ~life_lost) | truncated | capped)
         return self.ended
 
 
@@ -376,7 +379,7 @@ class AtariVector:
             lambda: self._native.step(legal)
         )
         valid = ~self._ends.ended
-        ended = self._ends.observe(terminated, info)
+        ended = self._ends.observe(terminated, truncated, info)
         returns, lengths = self._statistics.record(rewards, valid, ended)
         return Tick(
             observations=np.asarray(observations),
@@ -484,7 +487,7 @@ class AtariSingle(gymnasium.Env[NDArray[np.uint8], Any]):
         if self._painter is not None:
             self._picture = self._painter.step(legal)[0][0, 0]
         observations, rewards, terminated, truncated, info = self._native.step(legal)
-        over = bool(self._ends.observe(terminated, info)[0])
+        over = bool(self._ends.observe(terminated, truncated, info)[0])
         return (
             observations[0],
             float(rewards[0]),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -36,7 +36,7 @@ from repertory.environments.guard import FAILURE, Guard, OwnProcess, SingleColum
 from repertory.environments.names import closest, not_installed, unknown
 from repertory.environments.spaces import image_layout, legal_actions, require_supported
 
-_LOST_PROCESS_SECONDS = 5.0
+_EXIT_SECONDS = 1.0
 """How long to wait for the exit code of a process whose pipe has closed."""
 
 _EXTRAS = {"gymnasium.envs.box2d": ("Box2D", "box2d")}
@@ -87,7 +87,7 @@ class Recipe:
     source: EnvSpec | Callable[..., Any]
     kwargs: Mapping[str, Any]
     max_episode_steps: int | None
-    wanted_layout: Any
+    wanted_layout: Literal["auto", "chw", "hwc"]
 
     @classmethod
     def of(cls, config: EnvironmentConfig) -> Recipe:
@@ -235,7 +235,7 @@ class GymnasiumVector:
         self._num_steps = np.zeros(self.num_envs, np.int64)
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._statistics = EpisodeStatistics(self.num_envs)
-        with self._losses_named():
+        with self._exchange():
             observations, infos = self._vector.reset(seed=list(self._seeds))
         self._raise_reported(infos)
         return np.asarray(observations)
@@ -243,7 +243,7 @@ class GymnasiumVector:
     def step(self, actions: NDArray[Any]) -> Tick:
         """Play one tick; see `VectorEnvironment.step`."""
         legal = legal_actions(actions, self.num_envs, self._num_actions)
-        with self._losses_named():
+        with self._exchange():
             observations, rewards, terminated, truncated, infos = self._vector.step(legal)
         self._raise_reported(infos)
         valid = ~self._ended
@@ -263,10 +263,7 @@ class GymnasiumVector:
 
     def close(self) -> None:
         """Close every column and end its process. Harmless when called twice."""
-        if isinstance(self._vector, AsyncVectorEnv):
-            self._vector.close(timeout=_LOST_PROCESS_SECONDS)
-        else:
-            self._vector.close()
+        self._vector.close()
 
     def _raise_reported(self, infos: dict[str, Any]) -> None:
         """Raise the first failure that a process reported."""
@@ -275,30 +272,41 @@ class GymnasiumVector:
             raise EnvironmentFailure(next(text for text in infos[FAILURE] if text is not None))
 
     @contextmanager
-    def _losses_named(self) -> Iterator[None]:
-        """Turn the end of a column's process into a failure that says whose and how."""
+    def _exchange(self) -> Iterator[None]:
+        """Let the columns answer, and leave no process behind where one of them cannot.
+
+        A process that ended is named. After an interrupt, other pipes may hold answers, or half an
+        answer, that nobody will read; there is no polite close from there.
+        """
         try:
             yield
         except (EOFError, ConnectionError) as error:
-            assert isinstance(self._vector, AsyncVectorEnv)
-            processes = self._vector.processes
-            lost = multiprocessing.connection.wait(
-                [process.sentinel for process in processes], _LOST_PROCESS_SECONDS
-            )
-            what = "a column's process closed its pipe"
-            for column, process in enumerate(processes):
-                if process.sentinel in lost:
-                    process.join()
-                    what = (
-                        f"column {column}, env step {self._num_steps[column] + 1}: "
-                        f"its process ended with exit code {process.exitcode}"
-                    )
-            # The other pipes hold answers that nobody will read: a polite close would not do.
-            for process in processes:
-                process.terminate()
+            raise EnvironmentFailure(
+                f"environment {self.spec.name}, {self._end_processes()}"
+            ) from error
+        except KeyboardInterrupt:
+            self._end_processes()
+            raise
+
+    def _end_processes(self) -> str:
+        """End all processes at once, and say which had ended by itself and how."""
+        if not isinstance(self._vector, AsyncVectorEnv):
+            return ""
+        processes = self._vector.processes
+        ended = multiprocessing.connection.wait([p.sentinel for p in processes], _EXIT_SECONDS)
+        what = "a column's process closed its pipe"
+        for column, process in enumerate(processes):
+            if process.sentinel in ended:
                 process.join()
-            self._vector.closed = True
-            raise EnvironmentFailure(f"environment {self.spec.name}, {what}") from error
+                what = (
+                    f"column {column}, env step {self._num_steps[column] + 1}: "
+                    f"its process ended with exit code {process.exitcode}"
+                )
+            process.terminate()
+        for process in processes:
+            process.join()
+        self._vector.closed = True
+        return what
 
 
 def _build_in_process(recipe: Recipe, column: int, parent: int) -> gymnasium.Env[Any, Any]:

@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from repertory import environments
+from repertory import environments, models
 from repertory.checkpoints import CheckpointError, load, load_model_state, resolve, spec_text
 from repertory.config import ConfigError, RunConfig, from_yaml
 from repertory.environments.base import EnvironmentSpec
 from repertory.models.base import Model
-from repertory.models.networks import build_model
 
 CoreStateArrays = tuple[NDArray[Any], ...]
 """A core state between calls of `predict`: each [B, ...]."""
@@ -109,14 +108,8 @@ class Agent:
             raise CheckpointError(
                 f"{file} was made for {state['spec']}; {spec.name} now has {spec_text(spec)}"
             )
-        model = build_model(
-            spec,
-            network=config.network,
-            hidden_sizes=config.hidden_sizes,
-            core=config.core,
-            core_size=config.core_size,
-            precision=config.precision,
-        )
+        # Whatever the run started from and wherever it learned, here its own parameters count.
+        model = models.create(dataclasses.replace(config, init_from=None, device="cpu"), spec)
         load_model_state(model, state["model"])
         model.eval()
         return cls(

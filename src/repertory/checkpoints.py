@@ -297,8 +297,10 @@ def resolve(run_or_checkpoint: Path) -> Path:
 
 def run_folder_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint lies in, or None if it lies elsewhere."""
-    folder = checkpoint.absolute().parent.parent
-    inside = checkpoint.absolute().parent.name == "checkpoints"
+    if len(checkpoint.parts) < 3:
+        checkpoint = checkpoint.absolute()
+    folder = checkpoint.parent.parent
+    inside = checkpoint.parent.name == "checkpoints"
     return folder if inside and (folder / "config.yaml").is_file() else None
 
 

@@ -243,4 +243,5 @@ def _own_limit(config: RunConfig, spec: EnvironmentSpec) -> int | None:
         return config.max_episode_steps
     if spec.action_repeat != 1:
         return MAX_EPISODE_FRAMES // spec.action_repeat
-    return gymnasium.spec(config.env).max_episode_steps
+    # Describing it has imported the module of an id such as `module:Env-v0`.
+    return gymnasium.spec(config.env.rpartition(":")[2]).max_episode_steps

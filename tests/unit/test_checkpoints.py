@@ -206,7 +206,7 @@ def test_a_malicious_file_is_refused_and_not_run(tmp_path: Path, how: str) -> No
         path.write_bytes(pickle.dumps(state["evil"]))
     else:
         torch.save(state, path, _use_new_zipfile_serialization=how == "torch")
-    with pytest.raises(CheckpointError, match="was refused|is damaged") as caught:
+    with pytest.raises(CheckpointError, match=r"was refused|is damaged") as caught:
         load(path)
     assert "\n" not in str(caught.value)
     assert not marker.exists()
@@ -375,13 +375,17 @@ def test_a_pointer_stays_in_its_folder(tmp_path: Path) -> None:
         resolve(folder / "best")
 
 
-def test_the_run_of_a_checkpoint(tmp_path: Path) -> None:
+def test_the_run_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     checkpoint = tmp_path / "run" / "checkpoints" / "step_000000000001.pt"
     assert run_folder_of(checkpoint) is None
     (tmp_path / "run" / "config.yaml").write_text("env: CartPole-v1\n")
     assert run_folder_of(checkpoint) == tmp_path / "run"
     assert run_folder_of(tmp_path / "run" / "step_000000000001.pt") is None
+    monkeypatch.chdir(tmp_path)
+    assert run_folder_of(Path("run/checkpoints/step_000000000001.pt")) == Path("run")
+    monkeypatch.chdir(tmp_path / "run" / "checkpoints")
+    assert run_folder_of(Path("step_000000000001.pt")) == tmp_path / "run"
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(_help() + "\n")
         return 0
     if first == "--version":
-        sys.stdout.write(f"repertory {importlib.metadata.version('repertory')}\n")
+        sys.stdout.write(f"repertory {_version()}\n")
         return 0
     if first not in COMMANDS:
         return _unknown(first)
@@ -58,6 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except Exception as error:
         return _report(error)
+
+
+def _version() -> str:
+    """The installed version; a checkout that was never installed has none."""
+    try:
+        return importlib.metadata.version("repertory")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def _help() -> str:

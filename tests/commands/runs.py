@@ -1,0 +1,172 @@
+"""Runs made without training, and small environments that evaluation can go wrong on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from repertory import environments
+from repertory.algorithms import ALGORITHMS
+from repertory.checkpoints import make_state, model_state, save_step
+from repertory.config import from_dict, to_yaml
+from repertory.environments.base import EnvironmentSpec, EpisodeStatistics, Tick
+from repertory.metrics import RunFolder
+from repertory.models.networks import ActorCritic, build_model
+
+Result = tuple[NDArray[Any], float, bool, bool, dict[str, Any]]
+
+
+class Endless(gymnasium.Env[NDArray[np.float32], Any]):
+    """Pays 1 an env step and never ends, whatever the action."""
+
+    observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: Any) -> Result:
+        return np.ones(1, np.float32), 1.0, False, False, {}
+
+
+class TwoArms(Endless):
+    """One pull an episode; arm 10 pays 1 and arm 11 nothing, so a return tells the arm."""
+
+    action_space = spaces.Discrete(2, start=10)
+
+    def step(self, action: Any) -> Result:
+        assert action in (10, 11)
+        return np.ones(1, np.float32), float(action == 10), True, False, {}
+
+
+class ShortOrLong(Endless):
+    """Episodes of 1 env step that pay 0 or of 30 that pay 1, as likely, whatever the action."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        first = super().reset(seed=seed)
+        self._left = 30 if self.np_random.random() < 0.5 else 1
+        self._reward = float(self._left == 30)
+        return first
+
+    def step(self, action: Any) -> Result:
+        self._left -= 1
+        ended = self._left == 0
+        return np.ones(1, np.float32), self._reward if ended else 0.0, ended, False, {}
+
+
+for _class in (Endless, TwoArms, ShortOrLong):
+    gymnasium.register(id=f"{_class.__name__}-v0", entry_point=_class)
+
+
+class LivesVector:
+    """One column of a fake game with three lives that follows a script.
+
+    A lost life is signalled as `terminated` in a tick that is followed by an ordinary one; the
+    first game ends with its last life, the second one is cut by time with lives left.
+    """
+
+    # (reward, life lost, whole game over, cut by time)
+    SCRIPT = (
+        (5.0, True, False, False),
+        (0.0, True, False, False),
+        (7.0, True, True, False),
+        None,
+        (3.0, True, False, False),
+        (2.0, False, True, True),
+        None,
+        (4.0, True, True, False),
+        None,
+    )
+
+    def __init__(self) -> None:
+        self.spec = EnvironmentSpec(
+            name="Lives",
+            protocol="fake",
+            observation_space=Endless.observation_space,
+            action_space=Endless.action_space,
+        )
+        self.num_envs = 1
+        self._statistics = EpisodeStatistics(1)
+        self._ticks = 0
+
+    def reset(self) -> NDArray[Any]:
+        return np.ones((1, 1), np.float32)
+
+    def step(self, actions: NDArray[Any]) -> Tick:
+        entry = self.SCRIPT[self._ticks % len(self.SCRIPT)]
+        self._ticks += 1
+        reward, life_lost, over, cut = entry or (0.0, False, False, False)
+        rewards, valid = np.array([reward], np.float32), np.array([entry is not None])
+        returns, lengths = self._statistics.record(rewards, valid, np.array([over]))
+        return Tick(
+            observations=np.ones((1, 1), np.float32),
+            rewards=rewards,
+            terminated=np.array([life_lost and not cut]),
+            truncated=np.array([cut]),
+            valid=valid,
+            episode_returns=returns,
+            episode_lengths=lengths,
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def make_run(
+    folder: Path,
+    env: str,
+    *,
+    env_steps: int = 1000,
+    chances: Sequence[float] | None = None,
+    **settings: Any,
+) -> Path:
+    """A run folder with one checkpoint of a fresh model.
+
+    Args:
+        folder: Where; does not exist yet.
+        env: The environment's id.
+        env_steps: What the checkpoint says it has learned from.
+        chances: If given, the model's policy has these chances of each action, always.
+        settings: Of the run.
+    """
+    config = from_dict(ALGORITHMS["a2c"].config, {"env": env, "run_dir": folder, **settings})
+    spec = environments.describe(config.environment)
+    run = RunFolder.create(config, "a2c", spec)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build_model(
+            spec, network=config.network, core=config.core, core_size=config.core_size
+        )
+    if chances is not None:
+        fix_policy(model, chances)
+    state = make_state(
+        model=model_state(model),
+        optimizer={},
+        env_steps=env_steps,
+        updates=1,
+        algorithm="a2c",
+        config=to_yaml(config),
+        spec=spec,
+    )
+    save_step(run.checkpoints, state)
+    return folder
+
+
+def fix_policy(model: ActorCritic, chances: Sequence[float]) -> None:
+    """Give the policy these chances of each action, whatever is observed."""
+    with torch.no_grad():
+        model.policy.weight.zero_()
+        model.policy.bias.copy_(torch.tensor([math.log(chance) for chance in chances]))

@@ -1,20 +1,42 @@
-"""The settings that every algorithm shares.
+"""The settings that every algorithm shares, and how settings become text and come back.
 
 Each algorithm file derives its own frozen dataclass from `RunConfig` and adds what only it has.
-The string under a field is its documentation, and what `--help` prints. Values that follow from
-others are properties, so that nothing is filled in later.
+The string under a field is its documentation, and what `--help` prints; a comment that stands
+alone between two blank lines opens a group of fields. Values that follow from others are
+properties, so that nothing is filled in later.
+
+What is here: the dataclass, its conversion to and from plain values and YAML, the ranges its
+values must lie in, and the names these settings have in other libraries. What is not here: flags
+(`commands.arguments`), named sets of values (`presets`), and any check that needs an environment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import dataclasses
+import difflib
+import inspect
+import itertools
+import math
+import os
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import gymnasium
+import numpy as np
+import yaml
 
 from repertory.environments.base import EnvironmentConfig
+
+
+class ConfigError(ValueError):
+    """A setting has a wrong name or value; one line says which, and what would do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +66,13 @@ class RunConfig:
     """Root of every random number of the run."""
     stop_at_return: float | None = None
     """End early once the mean return of the last 100 episodes reaches this."""
+    max_minutes: float | None = None
+    """End early after so many minutes of training."""
 
     # Who and where
 
-    num_actors: int = 1
-    """Actors; each owns `num_envs` columns and a random stream of its own."""
     num_envs: int = 8
     """Environment columns per actor."""
-    num_learners: int = 1
-    """Learners that sum their gradients and stay equal."""
     runtime: Literal["inline", "processes"] = "processes"
     """Where roles run: one deterministic process, or a spawned process each."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -134,6 +154,418 @@ class RunConfig:
         )
 
     @property
+    def num_players(self) -> int:
+        """Roles that own environments."""
+        return 1
+
+    @property
+    def threads_per_player(self) -> int:
+        """Threads of one role's native vector environment."""
+        return self.environment_threads or max(1, (os.cpu_count() or 1) // self.num_players)
+
+    @property
     def log_interval(self) -> int:
         """Env steps between lines of metrics."""
         return self.log_every_steps or max(1, min(20_000, self.total_steps // 200))
+
+
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+
+NAMES_ELSEWHERE: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
+    {
+        "env": ("env_id", "env_name", "gym_id"),
+        "env_kwargs": ("env_args", "env_config"),
+        "protocol": ("frame_skip", "frameskip", "sticky_actions"),
+        "max_episode_steps": ("max_episode_length",),
+        "total_steps": (
+            *("total_timesteps", "n_timesteps", "num_timesteps", "num_env_steps"),
+            *("total_env_steps", "train_for_env_steps", "total_frames", "max_steps"),
+        ),
+        "num_actors": ("num_workers", "num_env_runners", "num_actor_threads"),
+        "num_envs": (
+            *("n_envs", "nenv", "num_processes", "local_num_envs"),
+            *("num_envs_per_worker", "num_envs_per_env_runner"),
+        ),
+        "num_learners": ("num_learner_threads",),
+        "device": ("cuda", "no_cuda", "gpu"),
+        "hidden_sizes": ("net_arch", "fcnet_hiddens"),
+        "core": ("use_lstm", "use_rnn", "recurrent_policy", "rnn_type"),
+        "core_size": ("lstm_size", "lstm_hidden_size", "lstm_cell_size", "rnn_size", "hidden_size"),
+        "unroll_length": (
+            *("n_steps", "nsteps", "num_steps", "t_max", "rollout", "rollout_length"),
+            "rollout_fragment_length",
+        ),
+        "discount": ("gamma", "discounting", "discount_factor"),
+        "reward_transform": ("reward_clip", "reward_clipping", "clip_rewards"),
+        "value_cost": (
+            *("vf_coef", "value_loss_coef", "value_loss_coeff", "vf_loss_coeff"),
+            *("baseline_cost", "critic_coef"),
+        ),
+        "entropy_cost": (
+            *("ent_coef", "entropy_coef", "entropy_coeff", "entropy_beta"),
+            *("exploration_loss_coeff", "beta"),
+        ),
+        "optimizer": ("optim", "optimizer_class", "use_rms_prop"),
+        "learning_rate": ("lr",),
+        "learning_rate_end": ("anneal_lr", "lr_schedule", "use_linear_lr_decay"),
+        "rmsprop_decay": ("alpha", "rms_alpha"),
+        "epsilon": ("eps", "rms_prop_eps", "adam_eps"),
+        "clip_norm": ("max_grad_norm", "grad_clip", "grad_norm_clipping"),
+        "normalize_advantages": ("norm_adv", "normalize_advantage"),
+        "gae_lambda": ("gae", "use_gae", "lam", "lambda", "lambda_", "tau"),
+        "run_dir": ("log_dir", "logdir", "save_dir", "savedir", "train_dir", "tensorboard_log"),
+        "init_from": ("trained_agent", "load_checkpoint"),
+        "log_every_steps": ("log_interval", "log_freq"),
+    }
+)
+"""What other libraries call a setting, under our name of it: Stable-Baselines3 and its zoo,
+CleanRL, RLlib, Sample Factory, TorchBeast, pytorch-a3c, pytorch-a2c-ppo-acktr-gail."""
+
+
+def name_hint(name: str, known: Iterable[str]) -> str:
+    """What to say after an unknown setting: its name here, the closest one, or nothing.
+
+    Args:
+        name: The name that was given, hyphens or underscores.
+        known: Names that exist, with underscores.
+
+    Returns:
+        A clause that starts with `; `, or an empty string.
+    """
+    known = list(known)
+    plain = name.replace("-", "_").lower()
+    for ours in known:
+        if plain in NAMES_ELSEWHERE.get(ours, ()):
+            return f"; it is called {ours} here"
+    return closest_hint(plain, known)
+
+
+def closest_hint(given: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the closest of `known`, or an empty string."""
+    by_lower = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(given.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[matches[0]]}?" if matches else ""
+
+
+class FieldDoc(NamedTuple):
+    """What the source says of a field: the heading it stands under and its documentation."""
+
+    group: str
+    text: str
+
+
+def field_docs(config_class: type[RunConfig]) -> dict[str, FieldDoc]:
+    """Group and documentation of every field, in the order of declaration.
+
+    Fields of a subclass that stand under no heading of their own come under `Algorithm`.
+    """
+    docs: dict[str, FieldDoc] = {}
+    for owner in reversed(config_class.__mro__):
+        if dataclasses.is_dataclass(owner):
+            docs |= _own_field_docs(textwrap.dedent(inspect.getsource(owner)))
+    return docs
+
+
+def _own_field_docs(source: str) -> dict[str, FieldDoc]:
+    """The same for the fields that one class's source declares."""
+    # A heading is a comment with blank lines around it, indented as the fields are.
+    headings = {
+        source.count("\n", 0, match.start()): match[1]
+        for match in re.finditer(r"(?<=\n\n) {4}# (.+)(?=\n\n)", source)
+    }
+    (declaration,) = ast.parse(source).body
+    assert isinstance(declaration, ast.ClassDef)
+    docs = {}
+    for statement, follower in itertools.pairwise([*declaration.body, ast.Pass()]):
+        if not isinstance(statement, ast.AnnAssign):
+            continue
+        text = ""
+        if isinstance(follower, ast.Expr) and isinstance(follower.value, ast.Constant):
+            text = inspect.cleandoc(str(follower.value.value))
+        above = [line for line in headings if line < statement.lineno]
+        docs[ast.unparse(statement.target)] = FieldDoc(
+            headings[max(above)] if above else "Algorithm", text
+        )
+    return docs
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """The settings as numbers, strings, lists and dicts.
+
+    Tuples become lists, paths strings, and a callable is shown as `module:qualname`.
+    """
+    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def from_dict(config_class: type[ConfigT], settings: Mapping[str, Any]) -> ConfigT:
+    """Build a configuration; fields that are not named keep their defaults.
+
+    Values may come as their types or as text: `"1e6"` for a count, `"none"` where nothing is
+    allowed.
+
+    Raises:
+        ConfigError: A name does not exist, a value has the wrong type, or `env` is missing.
+    """
+    hints = typing.get_type_hints(config_class)
+    names = [f.name for f in dataclasses.fields(config_class)]
+    values = {}
+    for name, value in settings.items():
+        if name not in names:
+            raise ConfigError(f"unknown setting {name!r}{name_hint(str(name), names)}")
+        values[name] = _convert(name, value, hints[name])
+    if "env" not in values:
+        raise ConfigError("no environment given: env names one, such as CartPole-v1")
+    return config_class(**values)
+
+
+def to_yaml(config: RunConfig, algorithm: str | None = None) -> str:
+    """The settings as YAML, a line each; `from_yaml` reads them back to an equal object.
+
+    Args:
+        config: What to show.
+        algorithm: If given, stands above the settings under the key `algorithm`.
+    """
+    settings = to_dict(config)
+    if algorithm is not None:
+        settings = {"algorithm": algorithm, **settings}
+    # ASCII only: some characters that PyYAML would write as they are, it reads as others.
+    return yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=100)
+
+
+def from_yaml(config_class: type[ConfigT], text: str) -> ConfigT:
+    """The opposite of `to_yaml`; the key `algorithm` is skipped.
+
+    Raises:
+        ConfigError: As `parse_yaml` and `from_dict` do.
+    """
+    settings = parse_yaml(text)
+    settings.pop("algorithm", None)
+    return from_dict(config_class, settings)
+
+
+def parse_yaml(text: str) -> dict[str, Any]:
+    """Read a YAML mapping of settings, without looking at its names.
+
+    Raises:
+        ConfigError: The text is not YAML, or not a mapping.
+    """
+    try:
+        settings = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"not a YAML file of settings: {reason}") from error
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict):
+        raise ConfigError(
+            f"not a YAML file of settings: `name: value` lines expected, got {settings!r:.60}"
+        )
+    return settings
+
+
+def parse_value(text: str) -> Any:
+    """One YAML value, as in `--env-kwargs gravity=9.8`; text that is no YAML stays text."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        return text
+
+
+def validate(config: RunConfig) -> None:
+    """Refuse values that no run can use.
+
+    Raises:
+        ConfigError: A value lies outside its range; the line names it and the range.
+    """
+    for name, allowed in _RANGES.items():
+        value = getattr(config, name, None)
+        if value is not None and not allowed.contains(value):
+            raise ConfigError(f"{name} must be {allowed}, not {value}")
+    for width in config.hidden_sizes:
+        if not _AT_LEAST_ONE.contains(width):
+            raise ConfigError(f"hidden_sizes must each be {_AT_LEAST_ONE}, not {width}")
+    num_actors, num_learners = (getattr(config, n, 1) for n in ("num_actors", "num_learners"))
+    if num_learners > num_actors:
+        raise ConfigError(
+            f"num_learners must be at most num_actors ({num_actors}), not {num_learners}: "
+            "every learner needs an actor of its own"
+        )
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `1e6` and `7e-4` as text; here they are numbers, as in YAML 1.2."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+class _Range(NamedTuple):
+    """An interval of numbers, written as one says it."""
+
+    low: float
+    high: float = math.inf
+    low_included: bool = True
+    high_included: bool = True
+
+    def contains(self, value: float) -> bool:
+        """Whether a finite number lies inside."""
+        above = value >= self.low if self.low_included else value > self.low
+        below = value <= self.high if self.high_included else value < self.high
+        return math.isfinite(value) and above and below
+
+    def __str__(self) -> str:
+        low = f"{'at least' if self.low_included else 'above'} {self.low:,}"
+        if self.high == math.inf:
+            return "finite" if self.low == -math.inf else low
+        return f"{low} and {'at most' if self.high_included else 'below'} {self.high:,}"
+
+
+_AT_LEAST_ONE = _Range(1)
+_AT_LEAST_ZERO = _Range(0)
+_ABOVE_ZERO = _Range(0, low_included=False)
+_FRACTION = _Range(0, 1)
+
+# A name means the same in every algorithm, so that fields of their own stand here as well.
+_RANGES: Mapping[str, _Range] = types.MappingProxyType(
+    {
+        "max_episode_steps": _AT_LEAST_ONE,
+        "total_steps": _AT_LEAST_ONE,
+        "seed": _Range(0, 2**31, high_included=False),
+        "max_minutes": _ABOVE_ZERO,
+        "stop_at_return": _Range(-math.inf),
+        "num_actors": _AT_LEAST_ONE,
+        "num_envs": _AT_LEAST_ONE,
+        "num_learners": _AT_LEAST_ONE,
+        "actor_threads": _AT_LEAST_ONE,
+        "learner_threads": _AT_LEAST_ONE,
+        "environment_threads": _AT_LEAST_ZERO,
+        "role_timeout_seconds": _ABOVE_ZERO,
+        "core_size": _AT_LEAST_ONE,
+        "unroll_length": _AT_LEAST_ONE,
+        "discount": _FRACTION,
+        "value_cost": _AT_LEAST_ZERO,
+        "entropy_cost": _AT_LEAST_ZERO,
+        "entropy_cost_end": _AT_LEAST_ZERO,
+        "learning_rate": _ABOVE_ZERO,
+        "learning_rate_end": _AT_LEAST_ZERO,
+        "rmsprop_decay": _Range(0, 1, high_included=False),
+        "epsilon": _ABOVE_ZERO,
+        "clip_norm": _ABOVE_ZERO,
+        "gae_lambda": _FRACTION,
+        "log_every_steps": _AT_LEAST_ONE,
+    }
+)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as YAML can hold it; what it cannot hold is shown by its repr."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}:{value.__qualname__}"
+    return repr(value)
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """`value` as the type `hint`, or ConfigError; see `from_dict`."""
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(name, value, options)
+    if origin is Literal:
+        if value in options:
+            return value
+        listed = ", ".join(options)
+        raise ConfigError(
+            f"{name} must be one of {listed}, not {value!r}{closest_hint(str(value), options)}"
+        )
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_convert(name, item, options[0]) for item in value)
+    if origin is dict and isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if hint in _SCALARS:
+        converted = _SCALARS[hint](value)
+        if converted is not None:
+            return converted
+    expected = _EXPECTED.get(origin or hint, str(hint))
+    raise ConfigError(f"{name} must be {expected}, not {value!r}")
+
+
+def _convert_union(name: str, value: Any, options: tuple[Any, ...]) -> Any:
+    """`value` as the first of a union's members that takes it."""
+    if type(None) in options and (value is None or value == "none"):
+        return None
+    if callable(value) and any(typing.get_origin(o) is Callable for o in options):
+        return value
+    members = [
+        option
+        for option in options
+        if option is not type(None) and typing.get_origin(option) is not Callable
+    ]
+    return _convert(name, value, members[0])
+
+
+def _whole_number(value: Any) -> int | None:
+    """A count: `1e6`, `10_000_000`, `5`, but not `2.5`."""
+    if isinstance(value, str):
+        try:
+            value = int(value)
+        except ValueError:
+            value = _real_number(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int else None
+
+
+def _real_number(value: Any) -> float | None:
+    """A number; infinities and NaN are left to `validate`, which names the range."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _truth(value: Any) -> bool | None:
+    """True or false, also as words."""
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.lower())
+    return value if isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    """A string as it is."""
+    return value if isinstance(value, str) else None
+
+
+def _path(value: Any) -> Path | None:
+    """A path, also as a string."""
+    return Path(value) if isinstance(value, (str, Path)) else None
+
+
+_SCALARS: Mapping[Any, Callable[[Any], Any]] = types.MappingProxyType(
+    {int: _whole_number, float: _real_number, bool: _truth, str: _text, Path: _path}
+)
+_EXPECTED: Mapping[Any, str] = types.MappingProxyType(
+    {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        Path: "a path",
+        tuple: "a list of whole numbers",
+        dict: "a mapping of names to values",
+    }
+)

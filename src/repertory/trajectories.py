@@ -66,6 +66,10 @@ class TrajectorySpec:
             fields[f"initial_core_state.{index}"] = ((rows[1], *shape), torch.float32)
         return fields
 
+    def with_columns(self, num_columns: int) -> TrajectorySpec:
+        """The same spec for another number of columns."""
+        return dataclasses.replace(self, num_columns=num_columns)
+
     def allocate(self) -> Trajectory:
         """A zeroed trajectory of this spec in ordinary memory."""
         return Trajectory.from_fields(
@@ -149,6 +153,12 @@ class Trajectory:
         for name, tensor in self.to_fields().items():
             tensor.copy_(source[name])
 
+    def to(self, device: torch.device) -> Trajectory:
+        """The same trajectory on `device`; itself where it is there already."""
+        if self.rewards.device == device:
+            return self
+        return Trajectory.from_fields({k: v.to(device) for k, v in self.to_fields().items()})
+
     def clone(self) -> Trajectory:
         """A copy in memory of its own."""
         return Trajectory.from_fields({k: v.clone() for k, v in self.to_fields().items()})
@@ -194,3 +204,39 @@ def split(trajectory: Trajectory, sizes: Sequence[int]) -> list[Trajectory]:
         Trajectory.from_fields({name: piece[index] for name, piece in pieces.items()})
         for index in range(len(sizes))
     ]
+
+
+def pack_frames(observations: Tensor, frame_stack: int) -> Tensor:
+    """Keep each frame of stacked observations once.
+
+    Args:
+        observations: [T+1, B, K, ...]; K frames a stack, the newest last.
+        frame_stack: K.
+
+    Returns:
+        [T+K, B, ...]; the K frames of row 0, then the newest frame of each later row.
+    """
+    first = observations[0].movedim(1, 0)
+    return torch.cat([first, observations[1:, :, frame_stack - 1]])
+
+
+def unpack_frames(frames: Tensor, resets: Tensor, out: Tensor) -> None:
+    """The opposite of `pack_frames`.
+
+    An episode's first stack is zeros under one frame, as the emulator's own vector environment
+    makes it, so frames from before a reset are left out of every stack after it.
+
+    Args:
+        frames: [T+K, B, ...].
+        resets: [T+1, B] bool; see `Trajectory.resets`.
+        out: [T+1, B, K, ...]; overwritten.
+    """
+    rows, depth = out.shape[0], out.shape[2]
+    for plane in range(depth):
+        out[:, :, plane].copy_(frames[plane : plane + rows])
+    if not resets.any():
+        return
+    for row, column in resets.nonzero().tolist():
+        # Row `row` shows its newest frame only, the next row two, ... until a stack is full again.
+        for age in range(min(depth - 1, rows - row)):
+            out[row + age, column, : depth - 1 - age].zero_()

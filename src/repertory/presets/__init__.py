@@ -1,0 +1,167 @@
+"""Named sets of settings for environments that people train on.
+
+What is here: the list and two ways to look into it. A preset changes how an agent learns, never
+what it is judged by: no preset sets a protocol, a seed or a budget that the user gave. What is
+not here: how presets, files and flags are laid over each other (`commands.arguments`).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from repertory.config import ConfigError, closest_hint
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Settings that are known to work somewhere.
+
+    Attributes:
+        name: What `--preset` takes; one algorithm has it once.
+        algorithm: Whose settings these are.
+        environments: Patterns of environment ids, as `fnmatch` reads them, case matters.
+        settings: Values by field name, as `config.from_dict` takes them.
+        source: Where the values come from.
+    """
+
+    name: str
+    algorithm: str
+    environments: tuple[str, ...]
+    settings: Mapping[str, Any]
+    source: str
+
+    def matches(self, env: str) -> bool:
+        """Whether this preset is made for the environment."""
+        return any(fnmatch.fnmatchcase(env, pattern) for pattern in self.environments)
+
+
+def for_environment(algorithm: str, env: str) -> Preset | None:
+    """The first preset of `algorithm` that is made for `env`, or None."""
+    return next((p for p in PRESETS if p.algorithm == algorithm and p.matches(env)), None)
+
+
+def by_name(algorithm: str, name: str) -> Preset:
+    """The preset of `algorithm` with that name.
+
+    Raises:
+        ConfigError: There is none; the line names the closest.
+    """
+    presets = {preset.name: preset for preset in PRESETS if preset.algorithm == algorithm}
+    if name not in presets:
+        known = ", ".join(presets) or "none"
+        raise ConfigError(
+            f"{algorithm} has no preset {name!r}{closest_hint(name, presets)} (known: {known})"
+        )
+    return presets[name]
+
+
+# Several libraries weigh the whole squared error of the critic, this one half of it: their
+# coefficient .5 is a value cost of 1 here, their .25 is .5.
+
+_CLASSIC_A2C = {
+    # Defaults of A2C in OpenAI Baselines (2017) and, with epsilon after the root, of
+    # Stable-Baselines3: five ticks, RMSprop .99 with 7e-4 and 1e-5, clipping at .5.
+    "unroll_length": 5,
+    "discount": 0.99,
+    "gae_lambda": 1.0,
+    "optimizer": "rmsprop",
+    "learning_rate": 7e-4,
+    "rmsprop_decay": 0.99,
+    "epsilon": 1e-5,
+    "clip_norm": 0.5,
+    "value_cost": 1.0,
+}
+
+_CARTPOLE = {
+    **_CLASSIC_A2C,
+    # RL Baselines3 Zoo, hyperparams/a2c.yml: 8 environments, 500,000 steps, no entropy bonus. The
+    # rate falls to 0 here, so that a policy that balances for ever is not lost again.
+    "total_steps": 500_000,
+    "learning_rate_end": 0.0,
+    "entropy_cost": 0.0,
+    "epsilon_inside_root": False,
+    "network": "mlp",
+}
+
+_LUNAR_LANDER = {
+    **_CLASSIC_A2C,
+    # RL Baselines3 Zoo, hyperparams/a2c.yml: 8 environments, 8.3e-4 to 0, discount .995.
+    # It stops after 200,000 steps of LunarLander-v2; more make the landing reliable.
+    "total_steps": 1_000_000,
+    "discount": 0.995,
+    "learning_rate": 8.3e-4,
+    "learning_rate_end": 0.0,
+    "entropy_cost": 1e-5,
+    "epsilon_inside_root": False,
+    "network": "mlp",
+}
+
+_MINATAR = {
+    **_CLASSIC_A2C,
+    # Young and Tian (2019), examples/AC_lambda.py: 5 million frames, discount .99, entropy .01,
+    # their network. Their optimiser steps on single frames; RMSprop is the classic one above.
+    # Rewards of these games are 0 and +-1 already.
+    "total_steps": 5_000_000,
+    "reward_transform": "none",
+    "entropy_cost": 0.01,
+    "learning_rate_end": 0.0,
+    "epsilon_inside_root": True,
+    "network": "minatar",
+}
+
+_ATARI = {
+    **_CLASSIC_A2C,
+    # A2C of OpenAI Baselines (2017) on Atari: 16 environments, clipped rewards, entropy .01, rate
+    # to 0, the network of Mnih et al. (2015), TensorFlow's epsilon inside the root.
+    "total_steps": 10_000_000,
+    "reward_transform": "clip",
+    "entropy_cost": 0.01,
+    "learning_rate_end": 0.0,
+    "epsilon_inside_root": True,
+    "network": "nature",
+}
+
+_PONG = {
+    **_ATARI,
+    # Mnih et al. (2016), section 4.1: the small network is enough for Pong, and faster.
+    "network": "a3c",
+}
+
+_CARTPOLE_IDS = ("CartPole-v1",)
+_LUNAR_LANDER_IDS = ("LunarLander-v3",)
+_MINATAR_IDS = ("MinAtar/*",)
+_PONG_IDS = ("ALE/Pong-v5", "PongNoFrameskip-v4")
+_ATARI_IDS = ("ALE/*", "*NoFrameskip-v4")
+
+_ZOO = "RL Baselines3 Zoo, hyperparams/a2c.yml"
+_YOUNG_TIAN = "Young and Tian 2019 (MinAtar, examples/AC_lambda.py); OpenAI Baselines, A2C"
+_OPENAI_A2C = "OpenAI Baselines, A2C on Atari (2017)"
+
+
+def _one_actor(settings: Mapping[str, Any], num_columns: int) -> Mapping[str, Any]:
+    """The settings with all columns in one vector environment."""
+    return {**settings, "num_envs": num_columns}
+
+
+def _several_actors(settings: Mapping[str, Any], num_actors: int, num_envs: int) -> dict[str, Any]:
+    """The settings with the columns spread over actors that move in step."""
+    return {**settings, "num_actors": num_actors, "num_envs": num_envs, "sync": "step"}
+
+
+PRESETS: tuple[Preset, ...] = (
+    Preset("cartpole", "a2c", _CARTPOLE_IDS, _one_actor(_CARTPOLE, 8), _ZOO),
+    Preset("lunarlander", "a2c", _LUNAR_LANDER_IDS, _one_actor(_LUNAR_LANDER, 8), _ZOO),
+    Preset("minatar", "a2c", _MINATAR_IDS, _one_actor(_MINATAR, 16), _YOUNG_TIAN),
+    Preset("pong", "a2c", _PONG_IDS, _one_actor(_PONG, 16), _OPENAI_A2C),
+    Preset("atari", "a2c", _ATARI_IDS, _one_actor(_ATARI, 16), _OPENAI_A2C),
+    Preset("cartpole", "batched_a2c", _CARTPOLE_IDS, _several_actors(_CARTPOLE, 2, 4), _ZOO),
+    Preset(
+        "lunarlander", "batched_a2c", _LUNAR_LANDER_IDS, _several_actors(_LUNAR_LANDER, 2, 4), _ZOO
+    ),
+    Preset("minatar", "batched_a2c", _MINATAR_IDS, _several_actors(_MINATAR, 4, 4), _YOUNG_TIAN),
+    Preset("pong", "batched_a2c", _PONG_IDS, _several_actors(_PONG, 4, 4), _OPENAI_A2C),
+    Preset("atari", "batched_a2c", _ATARI_IDS, _several_actors(_ATARI, 4, 4), _OPENAI_A2C),
+)

@@ -1,0 +1,65 @@
+"""`repertory train`: settings in, a trained agent and its run folder out.
+
+What is here: the checks that come before anything starts, and one run after another where several
+seeds were asked for. What is not here: the settings (`arguments`) and the training (`training`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from repertory.commands.arguments import TrainArguments, parse_train
+from repertory.config import ConfigError, RunConfig, to_yaml
+
+_SIGNALLED = {"interrupted": 130, "terminated": 143}
+"""Exit codes of runs that a signal ended: 128 and the signal's number, as shells have it."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train as the arguments say.
+
+    Args:
+        arguments: Words after `repertory train`.
+
+    Returns:
+        The exit code: 0, or 130 or 143 after a signal, with a checkpoint saved; whatever goes
+        wrong is raised.
+
+    Raises:
+        ConfigError: Wrong use.
+        EnvironmentRefused: The environment does not exist or cannot be used.
+    """
+    parsed = parse_train(arguments)
+    _check(parsed.configs[0])
+    if parsed.print_config:
+        sys.stdout.write(_printed(parsed))
+        return 0
+
+    # Imported late, so that wrong use is answered without waiting for all that trains.
+    from repertory.console import make_console
+    from repertory.training import train
+
+    preset = parsed.preset.name if parsed.preset else None
+    for config in parsed.configs:
+        with make_console(sys.stdout, preset=preset) as console:
+            result = train(config, on_record=console.on_record)
+        if result.reason in _SIGNALLED:
+            return _SIGNALLED[result.reason]
+    return 0
+
+
+def _check(config: RunConfig) -> None:
+    """Refuse what only the file system or the environment can tell."""
+    from repertory.environments import describe
+
+    if config.init_from is not None and not config.init_from.exists():
+        raise ConfigError(f"init_from: there is no {config.init_from}")
+    describe(config.environment)
+
+
+def _printed(parsed: TrainArguments) -> str:
+    """What `--print-config` shows: YAML that `--config` takes, under a line on its origin."""
+    preset = parsed.preset
+    origin = f"preset {preset.name}: {preset.source}" if preset else "no preset"
+    return f"# {origin}\n{to_yaml(parsed.configs[0], parsed.algorithm)}"

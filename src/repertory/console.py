@@ -1,0 +1,339 @@
+"""What a terminal shows of a run: a live view where there is one, plain lines elsewhere.
+
+Both are fed the records of `metrics`, in order, and keep nothing else. What is here: the two views,
+the last line and the warning about a policy without entropy. What is not here: any counting.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import shlex
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from rich.console import Console as RichConsole
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from repertory.metrics import RECENT_EPISODES
+
+LOW_ENTROPY = 0.01
+"""Share of the largest entropy, ln n, below which a policy is called almost deterministic."""
+
+_PLAIN_SECONDS = 5.0
+_CURVE_WIDTH = 48
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_ASCII_BLOCKS = "_.-=*#"
+
+
+class Console(ABC):
+    """Shows one run; a context manager, so that the terminal is left as it was found."""
+
+    def __init__(self, preset: str | None) -> None:
+        """Remember the preset's name for the header."""
+        self._preset = preset
+        self._start: Mapping[str, Any] = {}
+        self._entropy = EntropyWatch()
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        """Show what the record is worth. A run's first record is its `start` event."""
+        if record["kind"] == "progress":
+            warning = self._entropy.observe(record)
+            if warning:
+                self._say(f"warning: {warning}")
+            self._progress(record)
+        elif record["kind"] == "end":
+            self._say(closing_lines(record, self._start))
+        elif record.get("event") == "start":
+            self._start = dict(record)
+            self._say(header(record, self._preset))
+        elif "message" in record:
+            self._say(str(record["message"]))
+
+    @abstractmethod
+    def __enter__(self) -> Self:
+        """Take the terminal."""
+
+    @abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give the terminal back."""
+
+    @abstractmethod
+    def _say(self, text: str) -> None:
+        """Write lines that stay."""
+
+    @abstractmethod
+    def _progress(self, record: Mapping[str, Any]) -> None:
+        """Show how far the run is."""
+
+
+def make_console(stream: TextIO, preset: str | None = None) -> Console:
+    """The live view if `stream` is a terminal that can move its cursor, plain lines if not.
+
+    Args:
+        stream: Where to write.
+        preset: Name of the preset that lies under the settings, for the header.
+    """
+    if stream.isatty() and os.environ.get("TERM") != "dumb":
+        return LiveConsole(RichConsole(file=stream), preset)
+    return PlainConsole(stream, preset)
+
+
+class PlainConsole(Console):
+    """One line for a `progress` record, at most one every five seconds."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        preset: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Write to `stream`; `clock` tells seconds."""
+        super().__init__(preset)
+        self._stream = stream
+        self._clock = clock
+        self._last_line = -math.inf
+
+    def __enter__(self) -> Self:
+        """Nothing to take."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing to give back."""
+
+    def _progress(self, record: Mapping[str, Any]) -> None:
+        now = self._clock()
+        if now - self._last_line >= _PLAIN_SECONDS:
+            self._last_line = now
+            self._say(progress_line(record, self._start))
+
+    def _say(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+class LiveConsole(Console):
+    """A table that is redrawn in place with every `progress` record."""
+
+    def __init__(self, console: RichConsole, preset: str | None = None) -> None:
+        """Draw on `console`."""
+        super().__init__(preset)
+        self._console = console
+        self._returns: list[float] = []
+        # Redrawn here and by no thread: nothing changes between two records.
+        self._live = Live(console=console, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        """Take over the end of the terminal."""
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give the terminal back, with the last table left standing."""
+        self._live.stop()
+
+    def _progress(self, record: Mapping[str, Any]) -> None:
+        if record["episode_return_mean"] is not None:
+            self._returns.append(record["episode_return_mean"])
+        self._live.update(self._table(record), refresh=True)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _table(self, record: Mapping[str, Any]) -> Group:
+        utf8 = self._console.encoding.startswith("utf")
+        curve = sparkline(self._returns, _CURVE_WIDTH, _BLOCKS if utf8 else _ASCII_BLOCKS)
+        total = self._start["total_steps"]
+        progress = Table.grid(padding=(0, 2))
+        bar = ProgressBar(
+            total=total, completed=min(record["env_steps"], total), width=_CURVE_WIDTH
+        )
+        progress.add_row(bar, Text(f"{_percent(record, self._start)}, {_time_left(record, total)}"))
+
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold")
+        table.add_column()
+        for name, value in (
+            ("return", f"{_number(record['episode_return_mean'])}  {curve}"),
+            ("episodes", f"{record['episodes']:,}"),
+            ("env steps", f"{record['env_steps']:,} of {total:,}{_frames(record, self._start)}"),
+            ("speed", f"{record['env_steps_per_second']:,.0f} env steps/s"),
+            ("policy lag", _lag(record)),
+            ("losses", _losses(record)),
+            ("entropy", _entropy(record)),
+            ("seconds", _stages(record)),
+        ):
+            table.add_row(name, Text(value))
+        return Group(table, progress)
+
+
+class EntropyWatch:
+    """Tells once when a policy has become almost deterministic."""
+
+    def __init__(self) -> None:
+        """Nothing told yet."""
+        self._told = False
+
+    def observe(self, record: Mapping[str, Any]) -> str | None:
+        """A warning with the likely levers, for the first `progress` record that calls for it.
+
+        A record without `entropy_normalised` (a single action, or no upper bound) never does.
+        """
+        normalised = record.get("entropy_normalised")
+        if self._told or normalised is None or not normalised < LOW_ENTROPY:
+            return None
+        self._told = True
+        return (
+            f"the policy's entropy is {100 * normalised:.2g} % of its maximum at "
+            f"{record['env_steps']:,} env steps: it almost always takes the same actions and "
+            "explores no more. If the return does not rise, the likely levers are a larger "
+            "--entropy-cost, a smaller --learning-rate, and --reward-transform clip or smaller "
+            "rewards"
+        )
+
+
+def header(start: Mapping[str, Any], preset: str | None) -> str:
+    """What is trained, by which rules and where it goes.
+
+    Args:
+        start: The record of `metrics.start_record`.
+        preset: Name of the preset, if any.
+    """
+    return (
+        f"{start['algorithm']} on {start['env']} (protocol {start['protocol']}), "
+        f"preset {preset or 'none'}, network {start['network']}, seed {start['seed']}\n"
+        f"run folder {start['run_dir']}"
+    )
+
+
+def progress_line(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
+    """A `progress` record on one line."""
+    return "  ".join(
+        (
+            f"{record['env_steps']:,} of {start['total_steps']:,} env steps"
+            f"{_frames(record, start)}",
+            _percent(record, start),
+            f"return {_number(record['episode_return_mean'])}",
+            f"{record['episodes']:,} episodes",
+            f"{record['env_steps_per_second']:,.0f} env steps/s",
+            f"lag {_lag(record)}",
+            f"losses {_losses(record)}",
+            f"entropy {_entropy(record)}",
+        )
+    )
+
+
+def closing_lines(end: Mapping[str, Any], start: Mapping[str, Any]) -> str:
+    """How a run ended, where it lies, and what to type next."""
+    run_dir, episodes = start["run_dir"], end.get("episodes", 0)
+    lines = [f"the run lies in {run_dir}", f"to evaluate it: repertory eval {shlex.quote(run_dir)}"]
+    if not episodes:
+        ended = f"no episode was finished, after {end['env_steps']:,} env steps"
+    else:
+        ended = (
+            f"mean return {_number(end['episode_return_mean'])} over the last "
+            f"{min(episodes, RECENT_EPISODES)} of {episodes:,} episodes, after "
+            f"{end['env_steps']:,} env steps{_frames(end, start)} "
+            f"in {_duration(end['wall_seconds'])}"
+        )
+    return "\n".join([f"{ended} ({end['reason']})", *lines])
+
+
+def sparkline(values: list[float], width: int, blocks: str = _BLOCKS) -> str:
+    """A curve as one line of text: at most `width` means of equally many values each.
+
+    Args:
+        values: Finite numbers, oldest first.
+        width: Largest number of characters.
+        blocks: Characters from low to high.
+    """
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [round(index * len(values) / count) for index in range(count + 1)]
+    means = [sum(values[low:high]) / (high - low) for low, high in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    if low == high:
+        return blocks[0] * count
+    top = len(blocks) - 1
+    return "".join(blocks[round((mean - low) / (high - low) * top)] for mean in means)
+
+
+def _number(value: float | None) -> str:
+    """A return or a loss, with as many digits as are worth reading."""
+    if value is None:
+        return "-"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def _frames(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
+    """The emulator's frames, where a frame is not an env step."""
+    return f" ({record['frames']:,} frames)" if start["action_repeat"] != 1 else ""
+
+
+def _percent(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
+    return f"{100 * record['env_steps'] / start['total_steps']:.0f} %"
+
+
+def _time_left(record: Mapping[str, Any], total: int) -> str:
+    """Time to the last step at the speed of the whole run so far."""
+    steps = record["env_steps"]
+    if not steps:
+        return "time left unknown"
+    return f"{_duration(record['wall_seconds'] * max(0, total - steps) / steps)} left"
+
+
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds, without leading zeros of the larger ones."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _lag(record: Mapping[str, Any]) -> str:
+    mean, largest = record["policy_lag_mean"], record["policy_lag_max"]
+    return f"{_number(mean)} mean, {_number(largest)} max"
+
+
+def _losses(record: Mapping[str, Any]) -> str:
+    return f"policy {_number(record['policy_loss'])}, value {_number(record['value_loss'])}"
+
+
+def _entropy(record: Mapping[str, Any]) -> str:
+    share = record.get("entropy_normalised")
+    of_maximum = f" ({100 * share:.0f} % of maximum)" if share is not None else ""
+    return f"{_number(record['entropy'])}{of_maximum}"
+
+
+def _stages(record: Mapping[str, Any]) -> str:
+    """Where time went since the last record, in per cent of what all roles spent."""
+    seconds = record["seconds_in"]
+    whole = sum(seconds.values())
+    if not whole:
+        return "-"
+    return ", ".join(f"{stage} {100 * part / whole:.0f} %" for stage, part in seconds.items())

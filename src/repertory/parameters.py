@@ -1,0 +1,62 @@
+"""Versions and snapshots of a model's parameters, and how far behind them data is.
+
+A model's parameters and buffers travel as one flat vector, so that a version is published with one
+copy and read whole. A version counts updates: version k has seen k of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def travelling_tensors(model: nn.Module) -> list[Tensor]:
+    """What a snapshot holds, in a fixed order: every parameter, then every buffer.
+
+    Raises:
+        ValueError: The tensors do not share one floating dtype, so no flat vector can hold them.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
+        found = ", ".join(sorted(str(dtype) for dtype in dtypes)) or "no parameters at all"
+        raise ValueError(f"parameters and buffers must share one floating dtype; found {found}")
+    return tensors
+
+
+def snapshot_size(model: nn.Module) -> int:
+    """Numbers in a snapshot of `model`."""
+    return sum(tensor.numel() for tensor in travelling_tensors(model))
+
+
+def flatten(tensors: Sequence[Tensor], out: Tensor) -> None:
+    """Copy `tensors` one after the other into the flat vector `out`."""
+    with torch.no_grad():
+        start = 0
+        for tensor in tensors:
+            out[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
+            start += tensor.numel()
+
+
+def unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """The opposite of `flatten`: overwrite `tensors` with the values in `flat`."""
+    with torch.no_grad():
+        start = 0
+        for tensor in tensors:
+            tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+            start += tensor.numel()
+
+
+def policy_lag(version: int, policy_version: Tensor) -> Tensor:
+    """How many updates happened since each column was played.
+
+    Args:
+        version: Updates made before the batch is learned from.
+        policy_version: [B] int64; see `Trajectory`.
+
+    Returns:
+        [B] int64; 0 for data of the very policy that learns from it.
+    """
+    return version - policy_version

@@ -1,0 +1,248 @@
+"""A run from settings to result: folder, runtime, roles, records, checkpoint.
+
+What is here: everything around the roles that is the same for every algorithm. What is not here:
+what the roles do (`algorithms`), where they run (`runtimes`), how a terminal shows it (`console`).
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing.process
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from gymnasium.spaces import Discrete
+
+from repertory import checkpoints, environments
+from repertory.algorithms import ALGORITHMS, Algorithm
+from repertory.config import ConfigError, RunConfig, to_yaml, validate
+from repertory.environments.base import EnvironmentSpec
+from repertory.metrics import Record, RunFolder, Sink, start_record
+from repertory.progress import Progress
+from repertory.runtimes.base import RoleFailed, Runtime
+from repertory.runtimes.inline import InlineRuntime
+from repertory.runtimes.processes import ProcessRuntime
+
+EndReason = Literal[
+    "total_steps", "stop_at_return", "max_minutes", "callback", "interrupted", "terminated"
+]
+Callback = Callable[[Record], bool | None]
+
+_SIGNALS: Mapping[int, EndReason] = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to.
+
+    Attributes:
+        run_dir: Its folder.
+        checkpoint: The last checkpoint in it.
+        reason: Why the run ended.
+        env_steps: Env steps learned from.
+        episode_return_mean: Mean raw return of the last 100 finished episodes; None without any.
+    """
+
+    run_dir: Path
+    checkpoint: Path
+    reason: EndReason
+    env_steps: int
+    episode_return_mean: float | None
+
+
+def train(config: RunConfig, *, on_record: Callback | None = None) -> Result:
+    """Train an agent and leave a run folder behind.
+
+    Args:
+        config: Settings of one of the algorithms; its type says which.
+        on_record: Called with every record (`progress`, `event`, `end`); returning False ends the
+            run after the update in progress.
+
+    Returns:
+        Where the run lies and how it ended.
+
+    Raises:
+        ConfigError: A setting is out of its range, or the run folder cannot be made.
+        EnvironmentRefused: The environment does not exist or cannot be used.
+        RoleFailed: A role raised, was killed or hung; no role is left.
+    """
+    _refuse_a_script_without_guard()
+    validate(config)
+    name, algorithm = _algorithm_of(config)
+    spec = environments.describe(config.environment)
+    folder = RunFolder.create(config, name, spec)
+    runtime = _make_runtime(config)
+    try:
+        algorithm.train(config, spec, runtime)
+        run = _Run(config, name, spec, folder, runtime, on_record)
+        with _signals(run):
+            return run.supervise()
+    finally:
+        runtime.close()
+
+
+class _Run:
+    """The parent's part of a run: what it does with what the roles report."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: str,
+        spec: EnvironmentSpec,
+        folder: RunFolder,
+        runtime: Runtime,
+        callback: Callback | None,
+    ) -> None:
+        self._config = config
+        self._algorithm = algorithm
+        self._spec = spec
+        self._folder = folder
+        self._runtime = runtime
+        self._callback = callback
+        self._sinks: list[Sink] = folder.sinks()
+        self._progress = Progress(
+            num_learners=getattr(config, "num_learners", 1),
+            action_repeat=spec.action_repeat,
+            entropy_max=_largest_entropy(spec),
+        )
+        self._reason: EndReason = "total_steps"
+        self._last: Record = {"env_steps": 0, "episode_return_mean": None}
+        self._deadline = (
+            time.monotonic() + 60 * config.max_minutes if config.max_minutes else math.inf
+        )
+
+    def stop(self, reason: EndReason) -> None:
+        """End the run after the update in progress; the first reason counts."""
+        if self._reason == "total_steps":
+            self._reason = reason
+        self._runtime.stop()
+
+    def supervise(self) -> Result:
+        """Watch until the roles have ended, then save."""
+        try:
+            self._tell(start_record(self._config, self._algorithm, self._spec, self._folder))
+            states = self._runtime.supervise(self._on_record)
+            state = states["learner-0"]
+            checkpoint = self._save(state)
+            self._tell(
+                {
+                    "kind": "end",
+                    "reason": self._reason,
+                    "checkpoint": str(checkpoint),
+                    **{k: v for k, v in self._last.items() if k not in ("kind", "seconds_in")},
+                }
+            )
+            return Result(
+                self._folder.path,
+                checkpoint,
+                self._reason,
+                state["env_steps"],
+                self._last["episode_return_mean"],
+            )
+        except RoleFailed as failure:
+            self._tell({"kind": "event", "event": "failure", "message": str(failure)})
+            raise
+        finally:
+            for sink in self._sinks:
+                sink.close()
+
+    def _on_record(self, role: str, record: Record) -> None:
+        """Take a role's record: windows become lines, seconds are added up, states are saved."""
+        if record["kind"] == "seconds":
+            self._progress.add_seconds(record["seconds_in"])
+        elif record["kind"] == "state":
+            self._save(record["state"])
+        elif record["kind"] == "window":
+            line = self._progress.add_window(record)
+            if line is not None:
+                self._last = line
+                self._tell(line)
+                self._consider_the_end()
+
+    def _consider_the_end(self) -> None:
+        goal, reached = self._config.stop_at_return, self._progress.recent_return
+        if goal is not None and reached is not None and reached >= goal:
+            self.stop("stop_at_return")
+        if time.monotonic() > self._deadline:
+            self.stop("max_minutes")
+
+    def _tell(self, record: Record) -> None:
+        for sink in self._sinks:
+            sink.write(record)
+        if self._callback is not None and self._callback(record) is False:
+            self.stop("callback")
+
+    def _save(self, state: Mapping[str, Any]) -> Path:
+        return checkpoints.save_step(
+            self._folder.checkpoints,
+            checkpoints.make_state(
+                model=state["model"],
+                optimizer=state["optimizer"],
+                env_steps=state["env_steps"],
+                updates=state["updates"],
+                algorithm=self._algorithm,
+                config=to_yaml(self._config),
+                spec=self._spec,
+            ),
+        )
+
+
+def _algorithm_of(config: RunConfig) -> tuple[str, Algorithm]:
+    for name, algorithm in ALGORITHMS.items():
+        if type(config) is algorithm.config:
+            return name, algorithm
+    known = ", ".join(algorithm.config.__name__ for algorithm in ALGORITHMS.values())
+    raise ConfigError(f"{type(config).__name__} is no algorithm's settings (known: {known})")
+
+
+def _make_runtime(config: RunConfig) -> Runtime:
+    if config.runtime == "inline":
+        return InlineRuntime()
+    return ProcessRuntime(config.role_timeout_seconds)
+
+
+def _largest_entropy(spec: EnvironmentSpec) -> float | None:
+    """Of a policy over the environment's actions, in nats; None where there is no bound."""
+    if isinstance(spec.action_space, Discrete):
+        return math.log(int(spec.action_space.n))
+    return None
+
+
+@contextmanager
+def _signals(run: _Run) -> Iterator[None]:
+    """While the block runs, SIGINT and SIGTERM end the run in good order, however often they come.
+
+    Only a main thread can have handlers; elsewhere signals stay whoever's they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        run.stop(_SIGNALS[number])
+
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _refuse_a_script_without_guard() -> None:
+    """A spawned role imports the script that started it; unguarded, it would train all over."""
+    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+        raise SystemExit(
+            "repertory: this script trains when it is imported, as each new process does; put the "
+            'call under `if __name__ == "__main__":`, or use runtime="inline"'
+        )

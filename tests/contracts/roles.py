@@ -1,0 +1,222 @@
+"""Small roles for the contract suite; importable, as spawned processes need."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from repertory.runtimes.base import (
+    GroupMember,
+    ParameterReader,
+    ParameterWriter,
+    RoleContext,
+    TrajectoryReader,
+    TrajectoryWriter,
+)
+from repertory.trajectories import Trajectory, TrajectorySpec
+
+SPEC = TrajectorySpec(
+    unroll_length=3,
+    num_columns=2,
+    observation_shape=(5,),
+    observation_dtype=torch.float32,
+    action_shape=(),
+    action_dtype=torch.int64,
+    core_state_shapes=((4,), (4,)),
+)
+
+
+def marked(number: float) -> Trajectory:
+    """A trajectory in which every number is `number`."""
+    trajectory = SPEC.allocate()
+    for tensor in trajectory.to_fields().values():
+        tensor.fill_(bool(number) if tensor.dtype == torch.bool else number)
+    return trajectory
+
+
+def mark_of(trajectory: Trajectory) -> list[float]:
+    """The number of each column; fails if a column mixes two."""
+    marks = trajectory.observations[0, :, 0].tolist()
+    for field in ("observations", "actions", "rewards", "behaviour_log_probs", "episode_returns"):
+        tensor = getattr(trajectory, field).float()
+        for column, mark in enumerate(marks):
+            assert (tensor[:, column] == mark).all(), f"{field} mixes trajectories"
+    for part in (*trajectory.initial_core_state, trajectory.policy_version):
+        for column, mark in enumerate(marks):
+            assert (part[column].float() == mark).all(), "the core state mixes trajectories"
+    return marks
+
+
+def model_of(number: float, size: int = 1000) -> nn.Module:
+    """A model in which every parameter is `number`."""
+    model = nn.Linear(size, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(number)
+    return model
+
+
+def number_in(model: nn.Module) -> float:
+    """The number in a model; fails if it holds a mixture of two versions."""
+    values = {float(v) for p in model.parameters() for v in p.detach().aminmax()}
+    assert len(values) == 1, f"a mixture of versions: {values}"
+    return values.pop()
+
+
+def produce(
+    context: RoleContext, actor: int, number: int, writer: TrajectoryWriter, pause: float = 0.0
+) -> int:
+    """Put `number` trajectories marked 100 * actor + index; how many were accepted."""
+    for index in range(number):
+        time.sleep(pause)
+        context.report({"kind": "putting", "index": index})
+        if not writer.put(marked(100 * actor + index)):
+            return index
+    return number
+
+
+def consume(
+    context: RoleContext, count: int, batches: int, reader: TrajectoryReader, pause: float = 0.0
+) -> list[list[float]]:
+    """Take so many batches; the marks of each."""
+    seen = []
+    for _ in range(batches):
+        time.sleep(pause)
+        batch = reader.take(count)
+        if batch is None:
+            break
+        seen.append(mark_of(batch))
+        context.report({"kind": "taken", "marks": seen[-1]})
+    reader.close()
+    return seen
+
+
+def consume_all(context: RoleContext, reader: TrajectoryReader) -> int:
+    """Take one at a time until there is no more; how many."""
+    number = 0
+    while reader.take(1) is not None:
+        number += 1
+    return number
+
+
+def publish(
+    context: RoleContext, versions: int, writer: ParameterWriter, pause: float, size: int = 1000
+) -> None:
+    """Publish versions 0, 1, ...; version k holds the number k everywhere."""
+    for version in range(versions):
+        writer.publish(model_of(version, size), version)
+        time.sleep(pause)
+    writer.close()
+
+
+def follow(context: RoleContext, reader: ParameterReader, size: int = 1000) -> list[int]:
+    """Load the newest version again and again; the versions seen."""
+    model, seen = model_of(-1, size), []
+    while (version := reader.refresh(model)) is not None:
+        assert number_in(model) == version
+        seen.append(version)
+    return seen
+
+
+def take_turns_publishing(
+    context: RoleContext, rounds: int, writer: ParameterWriter, reader: TrajectoryReader
+) -> None:
+    """Publish version k + 1 only once somebody has answered to version k."""
+    for version in range(rounds):
+        writer.publish(model_of(version), version)
+        batch = reader.take(1)
+        assert batch is not None and mark_of(batch)[0] == version
+    writer.close()
+    reader.close()
+
+
+def answer_each_version(
+    context: RoleContext, writer: TrajectoryWriter, reader: ParameterReader
+) -> list[int]:
+    """Wait for exactly version k and answer with a trajectory marked k."""
+    model, seen = model_of(-1), []
+    while (version := reader.refresh(model, version=len(seen))) is not None:
+        assert number_in(model) == version == len(seen)
+        seen.append(version)
+        if not writer.put(marked(version)):
+            break
+    return seen
+
+
+def add_up(
+    context: RoleContext, rank: int, rounds: int, member: GroupMember, pause: float = 0.0
+) -> list[tuple[list[float], tuple[int, ...]]]:
+    """Sum [rank + 1, round] with the others; what came out each round."""
+    results = []
+    for round_ in range(rounds):
+        time.sleep(pause * (rank + 1))
+        vector = torch.tensor([rank + 1.0, float(round_), 0.1 * (rank + 1)])
+        counts = member.sum(vector, rank, round_)
+        if counts is None:
+            break
+        results.append((vector.tolist(), counts))
+        context.report({"kind": "summed", "round": round_})
+    return results
+
+
+def add_up_doubles(context: RoleContext, rank: int, member: GroupMember) -> list[float]:
+    """Sum float64 numbers that float32 cannot hold."""
+    vector = torch.tensor([1.0 + 1e-12 * (rank + 1), 3e9], dtype=torch.float64)
+    assert member.sum(vector) == ()
+    return vector.tolist()
+
+
+def give_state(context: RoleContext, rounds: int) -> int:
+    """Offer a state after every round; how often it was really collected."""
+    given = 0
+
+    def collect() -> dict[str, Any]:
+        nonlocal given
+        given += 1
+        return {"tensor": torch.arange(3), "round": round_}
+
+    for round_ in range(rounds):
+        context.report({"kind": "round", "round": round_})
+        time.sleep(0.05)
+        context.offer_state(collect)
+    return given
+
+
+def threads_here(context: RoleContext) -> int:
+    """How many torch threads this role has."""
+    _ = torch.randn(200, 200) @ torch.randn(200, 200)
+    return torch.get_num_threads()
+
+
+def raise_after(context: RoleContext, seconds: float, message: str) -> None:
+    """Raise in a while."""
+    time.sleep(seconds)
+    raise ValueError(message)
+
+
+def die_after(context: RoleContext, seconds: float, how: str) -> None:
+    """End without a word: by a signal's name, or `exit`."""
+    context.report({"kind": "alive"})
+    time.sleep(seconds)
+    if how == "exit":
+        os._exit(3)
+    os.kill(os.getpid(), getattr(signal, how))
+    time.sleep(60)
+
+
+def hang(context: RoleContext) -> None:
+    """Give a first sign of life, then no other."""
+    context.report({"kind": "alive"})
+    time.sleep(600)
+
+
+def start_slowly(context: RoleContext, seconds: float) -> str:
+    """Take longer to begin than a running role may be silent."""
+    time.sleep(seconds)
+    context.report({"kind": "alive"})
+    return "started"

@@ -1,0 +1,163 @@
+"""Supervision: results and failures reach the parent in seconds, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.contracts import roles
+from tests.contracts.conftest import RUNTIMES
+from tests.leftovers import Leftovers
+
+from repertory.runtimes.base import RoleFailed, Runtime
+
+
+def test_results_records_and_threads(runtime: Runtime) -> None:
+    runtime.start("one", roles.threads_here, threads=1)
+    runtime.start("two", roles.threads_here, threads=2)
+    assert runtime.supervise(lambda role, record: None) == {"one": 1, "two": 2}
+
+
+def test_records_arrive_in_order(runtime: Runtime) -> None:
+    queue = runtime.trajectory_queue(roles.SPEC, 1, order="actor")
+    runtime.start("actor-0", roles.produce, 0, 50, queue.writer(0))
+    runtime.start("learner-0", roles.consume, 1, 50, queue.reader())
+    seen: list[object] = []
+
+    def watch(role: str, record: dict[str, object]) -> None:
+        if role == "actor-0":
+            seen.append(record["index"])
+
+    runtime.supervise(watch)
+    assert seen == list(range(50))
+
+
+def test_state_is_collected_at_a_safe_point_when_asked(runtime: Runtime) -> None:
+    runtime.start("learner-0", roles.give_state, 20)
+    states: list[dict[str, object]] = []
+
+    def watch(role: str, record: dict[str, object]) -> None:
+        if record["kind"] == "state":
+            states.append(record)
+        elif record["round"] == 3:
+            runtime.collect_state()
+
+    assert runtime.supervise(watch) == {"learner-0": 1}
+    assert len(states) == 1
+    assert states[0]["state"]["tensor"].tolist() == [0, 1, 2]  # type: ignore[index]
+
+
+def test_b74_a_role_that_raises_ends_the_run_with_its_traceback(runtime: Runtime) -> None:
+    """Exception in a learner thread or actor process not seen.
+
+    Source: jerrodparker20/adaptive-transformers-in-rl#13; ray-project/ray#36801.
+    """
+    queue = runtime.trajectory_queue(roles.SPEC, 1, order="actor")
+    runtime.start("learner-0", roles.consume, 1, 1, queue.reader())  # would wait for ever
+    runtime.start("actor-0", roles.raise_after, 0.1, "boom 42")
+    with pytest.raises(RoleFailed, match=r"actor-0 failed: ValueError: boom 42") as caught:
+        runtime.supervise(lambda role, record: None)
+    assert "raise_after" in caught.value.traceback
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("SIGKILL", "killed by SIGKILL"), ("exit", "exit code 3")]
+)
+def test_b73_a_killed_role_is_named_with_pid_and_signal(
+    mortal_runtime: Runtime, how: str, said: str
+) -> None:
+    """Worker killed from outside, or ended by `os._exit`.
+
+    Source: openai/gym#3281; ray-project/ray#6862, #5820; Farama-Foundation/HighwayEnv PR#668.
+    """
+    queue = mortal_runtime.trajectory_queue(roles.SPEC, 1, order="actor")
+    mortal_runtime.start("learner-0", roles.consume, 1, 1, queue.reader())
+    mortal_runtime.start("actor-0", roles.die_after, 0.1, how)
+    started: list[float] = []
+
+    def watch(role: str, record: dict[str, object]) -> None:
+        started.append(time.monotonic())
+
+    with pytest.raises(RoleFailed, match=rf"actor-0 failed: .*{said}.*pid \d+"):
+        mortal_runtime.supervise(watch)
+    assert time.monotonic() - started[0] < 5
+
+
+def test_b72_a_role_that_hangs_is_named_within_its_time(mortal_runtime: Runtime) -> None:
+    """Worker hangs and the master waits.
+
+    Source: alex-petrenko/sample-factory#316, #137; PrimeIntellect-ai/prime-rl#3140.
+    """
+    mortal_runtime.start("actor-0", roles.hang)
+    started: list[float] = []
+    with pytest.raises(RoleFailed, match="actor-0 failed: no sign of life for 5 s"):
+        mortal_runtime.supervise(lambda role, record: started.append(time.monotonic()))
+    assert time.monotonic() - started[0] < 12
+
+
+def test_b72_a_slow_start_is_no_failure(mortal_runtime: Runtime) -> None:
+    """A slow constructor was taken for a dead worker; source: alex-petrenko/sample-factory#137."""
+    mortal_runtime.start("actor-0", roles.start_slowly, 6.0)
+    assert mortal_runtime.supervise(lambda role, record: None) == {"actor-0": "started"}
+
+
+def test_waiting_is_a_sign_of_life(mortal_runtime: Runtime) -> None:
+    queue = mortal_runtime.trajectory_queue(roles.SPEC, 1, order="actor")
+    mortal_runtime.start("learner-0", roles.consume, 1, 1, queue.reader())
+    mortal_runtime.start("actor-0", roles.produce, 0, 1, queue.writer(0), 4.0)
+    results = mortal_runtime.supervise(lambda role, record: None)
+    assert results == {"learner-0": [[0, 0]], "actor-0": 1}
+
+
+@pytest.mark.parametrize("make", RUNTIMES.values(), ids=list(RUNTIMES))
+def test_no_descriptor_is_left_after_a_run(make: Callable[[], Runtime]) -> None:
+    def run_once() -> None:
+        runtime = make()
+        queue = runtime.trajectory_queue(roles.SPEC, 1, order="actor")
+        group = runtime.learner_group(roles.model_of(0), 2)
+        store = runtime.parameter_store(roles.model_of(0), num_readers=1)
+        runtime.start("learner-0", roles.consume, 1, 2, queue.reader())
+        runtime.start("actor-0", roles.produce, 0, 2, queue.writer(0))
+        del group, store
+        runtime.supervise(lambda role, record: None)
+
+    run_once()
+    before = Leftovers.now()
+    run_once()
+    before.check()
+
+
+def test_closing_a_runtime_that_was_never_supervised(mortal_runtime: Runtime) -> None:
+    queue = mortal_runtime.trajectory_queue(roles.SPEC, 1, order="actor")
+    mortal_runtime.start("learner-0", roles.consume, 1, 1, queue.reader())
+    mortal_runtime.start("actor-0", roles.hang)
+    mortal_runtime.close()
+
+
+def test_children_end_soon_after_the_parent_is_killed(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("parent_to_kill.py")
+    shared = Path("/dev/shm")
+    before = set(shared.iterdir()) if shared.is_dir() else set()
+    with subprocess.Popen(
+        [sys.executable, "-m", f"tests.contracts.{script.stem}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=script.parents[2],
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "running\n"
+        children = psutil.Process(parent.pid).children(recursive=True)
+        assert len(children) >= 2
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+        _, alive = psutil.wait_procs(children, timeout=5)
+        assert not alive
+    after = set(shared.iterdir()) if shared.is_dir() else set()
+    assert not after - before

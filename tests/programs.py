@@ -1,0 +1,23 @@
+"""Programs that tests run in a process of their own, with the package of this checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def run_program(*words: str, timeout: float = 50.0) -> subprocess.CompletedProcess[str]:
+    """Run Python with `words` (`-c CODE ...`, `-m MODULE ...`) and return what it printed.
+
+    The child finds modules where this process does, installed or not.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment,
+        check=False,
+    )

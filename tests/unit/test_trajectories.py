@@ -1,0 +1,138 @@
+"""The trajectory type: stacking, splitting, and frames kept once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from repertory.environments import EnvironmentConfig, make_vector
+from repertory.runtimes.shared_memory import TrajectorySlots
+from repertory.trajectories import (
+    Trajectory,
+    TrajectorySpec,
+    pack_frames,
+    split,
+    stack,
+    unpack_frames,
+)
+
+SPEC = TrajectorySpec(
+    unroll_length=4,
+    num_columns=3,
+    observation_shape=(2, 5),
+    observation_dtype=torch.uint8,
+    action_shape=(),
+    action_dtype=torch.int64,
+    core_state_shapes=((6,), (6,)),
+)
+
+
+def random_trajectory(spec: TrajectorySpec, seed: int) -> Trajectory:
+    generator = torch.Generator().manual_seed(seed)
+    trajectory = spec.allocate()
+    for tensor in trajectory.to_fields().values():
+        drawn = torch.randint(0, 2 if tensor.dtype == torch.bool else 200, tensor.shape,
+                              generator=generator)
+        tensor.copy_(drawn)
+    return trajectory
+
+
+def assert_equal(left: Trajectory, right: Trajectory) -> None:
+    expected = right.to_fields()
+    for name, tensor in left.to_fields().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_stack_and_split_are_opposites() -> None:
+    parts = [random_trajectory(SPEC, seed) for seed in range(3)]
+    batch = stack(parts)
+    assert batch.num_columns == 9
+    assert batch.initial_core_state[0].shape == (9, 6)
+    for part, again in zip(parts, split(batch, [3, 3, 3]), strict=True):
+        assert_equal(part, again)
+
+
+def test_split_pieces_are_views_that_write_through() -> None:
+    batch = SPEC.with_columns(6).allocate()
+    part = random_trajectory(SPEC, 1)
+    split(batch, [3, 3])[1].copy_(part)
+    assert_equal(split(batch, [3, 3])[1], part)
+    assert not split(batch, [3, 3])[0].observations.any()
+
+
+def test_stacking_nothing_or_different_lengths_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        stack([])
+    longer = TrajectorySpec(**{**vars(SPEC), "unroll_length": 5})
+    with pytest.raises(ValueError, match=r"different lengths: \[4, 5\]"):
+        stack([SPEC.allocate(), longer.allocate()])
+
+
+def test_splitting_into_other_columns_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not add up to 3"):
+        split(SPEC.allocate(), [2, 2])
+
+
+def test_resets_follow_the_ticks_that_merely_reset() -> None:
+    trajectory = SPEC.allocate()
+    trajectory.valid.fill_(True)
+    trajectory.valid[1, 2] = False
+    expected = torch.zeros(5, 3, dtype=torch.bool)
+    expected[2, 2] = True
+    assert torch.equal(trajectory.resets, expected)
+
+
+def test_a_slot_gives_back_what_was_written() -> None:
+    slots = TrajectorySlots(SPEC, num_slots=2)
+    parts = [random_trajectory(SPEC, seed) for seed in (5, 6)]
+    for slot, part in enumerate(parts):
+        slots.write(slot, part)
+    for slot, part in enumerate(parts):
+        out = SPEC.allocate()
+        slots.read(slot, out)
+        assert_equal(out, part)
+
+
+def test_packed_frames_hold_each_frame_once() -> None:
+    observations = torch.stack([torch.arange(t, t + 4).float() for t in range(6)])
+    packed = pack_frames(observations[:, None, :, None], 4)
+    assert packed[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_packed_frames_of_a_real_game_come_back_bit_for_bit() -> None:
+    """Over game ends, so that the emulator's zero padding after a reset is met as well."""
+    seeds, rows = [3, 4], 700
+    environment = make_vector(EnvironmentConfig("ALE/Breakout-v5", protocol="dqn"), seeds)
+    generator = np.random.default_rng(0)
+    observations, valid = [environment.reset()], []
+    for _ in range(rows):
+        tick = environment.step(generator.integers(0, 4, len(seeds)))
+        observations.append(tick.observations)
+        valid.append(tick.valid)
+    environment.close()
+    whole = torch.from_numpy(np.stack(observations))
+    resets = torch.cat([torch.zeros(1, 2, dtype=torch.bool), ~torch.from_numpy(np.stack(valid))])
+    assert resets.sum() >= 2, "no game ended: the test shows nothing"
+    for start in range(0, rows - 20, 10):  # windows that cut episodes everywhere
+        window = slice(start, start + 21)
+        row_resets = resets[window].clone()
+        row_resets[0] = False
+        out = torch.empty_like(whole[window])
+        unpack_frames(pack_frames(whole[window], 4), row_resets, out)
+        assert torch.equal(out, whole[window])
+
+
+def test_slots_of_stacked_frames_are_nearly_four_times_smaller() -> None:
+    stacked = TrajectorySpec(
+        unroll_length=20,
+        num_columns=1,
+        observation_shape=(4, 84, 84),
+        observation_dtype=torch.uint8,
+        action_shape=(),
+        action_dtype=torch.int64,
+        frame_stack=4,
+    )
+    plain = TrajectorySpec(**{**vars(stacked), "frame_stack": 1})
+    ratio = TrajectorySlots(plain, 1).nbytes / TrajectorySlots(stacked, 1).nbytes
+    assert ratio == pytest.approx(84 / 24, rel=0.01)

@@ -250,8 +250,8 @@ class RunFolder:
             },
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": versions(),
-            "git": _git_state(),
-            "machine": _machine(),
+            "git": git_state(),
+            "machine": machine(),
         }
         text = json.dumps(_jsonable(meta), indent=2, ensure_ascii=False)
         (path / "meta.json").write_text(text + "\n", encoding="utf-8")
@@ -355,7 +355,7 @@ def _claim_new(root: Path, name: str) -> Path:
             return path
 
 
-def _git_state() -> dict[str, Any] | None:
+def git_state() -> dict[str, Any] | None:
     """Commit of the folder this was started in and whether files differ; None outside git."""
 
     def git(*words: str) -> str:
@@ -370,7 +370,7 @@ def _git_state() -> dict[str, Any] | None:
         return None
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """The hardware, without names of machine or user, so that a folder can be shown to others."""
     return {
         "platform": platform.platform(),

@@ -35,9 +35,7 @@ FORBIDDEN_WHOLE = {
     "scores": "episode_returns",
 }
 # (module, identifier) -> why another word than ours is right there.
-ALLOWED: dict[tuple[str, str], str] = {
-    ("repertory.presets", "_BASELINES"): "the program that a preset's values come from",
-}
+ALLOWED: dict[tuple[str, str], str] = {}
 
 
 def parts(identifier: str) -> list[str]:

@@ -184,6 +184,25 @@ def test_mlp_torso_is_its_formula() -> None:
     torch.testing.assert_close(torso(observations_of(VECTOR, 7)), x)
 
 
+def test_policy_and_critic_of_an_mlp_learn_apart() -> None:
+    model = build(VECTOR)
+    log_probs, values = run(model, observations_of(VECTOR, 2, 3))
+    ours = set(dict(model.value_torso.named_parameters(prefix="value_torso")))
+    ours |= {"value.weight", "value.bias"}
+    for loss, expected in ((values.sum(), True), (log_probs[..., 0].sum(), False)):
+        model.zero_grad()
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            assert (parameter.grad is not None) == ((name in ours) == expected), name
+
+
+def test_a_critic_without_the_cores_memory_is_refused() -> None:
+    torso = build(VECTOR).torso
+    core, head = RecurrentCore("lstm", torso.output_size, 8), CategoricalHead(2)
+    with pytest.raises(ValueError, match="share the torso"):
+        ActorCritic((4,), torso, core, head, value_torso=build(VECTOR).torso)
+
+
 @pytest.mark.parametrize("network", ["a3c", "nature", "impala", "minatar", "mlp"])
 def test_bytes_are_scaled_exactly_once(network: str) -> None:
     shape, _, layout = ATARI
@@ -204,7 +223,7 @@ def test_image_layouts_differ_in_nothing_but_the_axes(network: str) -> None:
 
 
 def test_a_channel_count_like_a_width_is_not_guessed_at() -> None:
-    """[4, 84, 4] by declaration, whatever its sizes suggest."""
+    """Ten channels last by declaration, though the first axis has ten entries too."""
     model = build(((10, 12, 10), np.uint8, "hwc"), network="minatar")
     assert model.torso.convolutions[0].in_channels == 10
     assert model.torso.dense.in_features == 16 * 8 * 10
@@ -255,6 +274,7 @@ def test_mlp_starts_orthogonal_with_a_nearly_uniform_policy() -> None:
     gains = [
         (model.torso.layers[0], math.sqrt(2)),
         (model.torso.layers[2], math.sqrt(2)),
+        (model.value_torso.layers[0], math.sqrt(2)),
         (model.policy, 0.01),
         (model.value, 1.0),
     ]

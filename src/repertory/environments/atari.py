@@ -85,8 +85,8 @@ DQN = Protocol(
     max_frames=108_000,
 )
 """The rules of the DQN, A3C and IMPALA years: deterministic but for the random no-ops at the
-beginning, a lost life is signalled as an end, 30 minutes a game (Mnih et al. 2015, extended data
-table 1)."""
+beginning (Mnih et al. 2015, extended data table 1), a lost life is signalled as an end. 30 minutes
+a game are the usual cap of that time; the first of these papers played 5."""
 
 MACHADO = Protocol(
     name="machado",
@@ -97,8 +97,8 @@ MACHADO = Protocol(
     max_noops=0,
     max_frames=18_000,
 )
-"""Sticky actions, all 18 actions, no knowledge of lives, 5 minutes a game (Machado et al. 2018,
-section 5 and table 6)."""
+"""Sticky actions, all 18 actions, no knowledge of lives, 5 minutes a game: what Machado et al.
+2018, "Revisiting the Arcade Learning Environment", recommend."""
 
 V5 = Protocol(
     name="v5",

@@ -1,4 +1,4 @@
-"""What a run must not leave behind: child processes, threads, files in shared memory, descriptors."""
+"""What a run must not leave behind: processes, threads, files in shared memory, descriptors."""
 
 from __future__ import annotations
 

@@ -137,7 +137,9 @@ class Actor:
 
     def _act(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         output = self._model(
-            observations[None].to(self._device), self._core_state, self._resets[None].to(self._device)
+            observations[None].to(self._device),
+            self._core_state,
+            self._resets[None].to(self._device),
         )
         self._core_state = output.core_state
         actions = output.policy.sample(self._generator)
@@ -161,7 +163,8 @@ def trajectory_spec(
     """What a trajectory of this environment and this model looks like."""
     keeps_protocol: Model = model  # type: ignore[assignment]
     observations, actions = environment.observation_space, environment.action_space
-    assert observations.shape is not None and observations.dtype is not None
+    assert observations.shape is not None
+    assert observations.dtype is not None
     assert actions.shape is not None
     discrete = isinstance(actions, Discrete)
     return TrajectorySpec(

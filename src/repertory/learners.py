@@ -142,9 +142,7 @@ class Learner:
             with self._stopwatch("waiting"):
                 if self._group.sum(moments) is None:
                     return False
-            made = Targets(
-                made.values, normalize_advantages(made.advantages, here.valid, moments)
-            )
+            made = Targets(made.values, normalize_advantages(made.advantages, here.valid, moments))
         with self._stopwatch("learning"):
             losses = actor_critic_losses(
                 estimates.target_log_probs,
@@ -253,5 +251,3 @@ def _flat_gradient(model: nn.Module) -> Tensor:
         parameter.grad = flat.as_strided(parameter.shape, parameter.stride(), start)
         start += parameter.numel()
     return flat
-
-

@@ -15,7 +15,7 @@ import torch
 
 
 class Stream(IntEnum):
-    """What a stream of random numbers serves. Numbers are part of a run's meaning: never reuse one."""
+    """What a stream of random numbers serves. A number is part of what a seed means: it stays."""
 
     PARAMETERS = 0
     ACTIONS = 1

@@ -73,7 +73,10 @@ class TrajectorySpec:
     def allocate(self) -> Trajectory:
         """A zeroed trajectory of this spec in ordinary memory."""
         return Trajectory.from_fields(
-            {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.fields().items()}
+            {
+                name: torch.zeros(shape, dtype=dtype)
+                for name, (shape, dtype) in self.fields().items()
+            }
         )
 
 

@@ -130,7 +130,8 @@ def take_turns_publishing(
     for version in range(rounds):
         writer.publish(model_of(version), version)
         batch = reader.take(1)
-        assert batch is not None and mark_of(batch)[0] == version
+        assert batch is not None
+        assert mark_of(batch)[0] == version
     writer.close()
     reader.close()
 

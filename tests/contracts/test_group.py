@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.contracts import roles
 
 from repertory.runtimes.base import Runtime
+from tests.contracts import roles
 
 
 @pytest.mark.parametrize("num_learners", [1, 2, 3])
-def test_sums_in_rank_order_with_the_same_bits_for_all(
-    runtime: Runtime, num_learners: int
-) -> None:
+def test_sums_in_rank_order_with_the_same_bits_for_all(runtime: Runtime, num_learners: int) -> None:
     group = runtime.learner_group(roles.model_of(0), num_learners)
     for rank in range(num_learners):
         runtime.start(f"learner-{rank}", roles.add_up, rank, 5, group.member(rank), 0.003)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tests.contracts import roles
-
 from repertory.runtimes.base import Runtime
+from tests.contracts import roles
 
 
 def test_the_newest_version_is_whole_and_never_goes_back(runtime: Runtime) -> None:
@@ -23,9 +22,7 @@ def test_the_newest_version_is_whole_and_never_goes_back(runtime: Runtime) -> No
 def test_exactly_the_version_asked_for(runtime: Runtime) -> None:
     store = runtime.parameter_store(roles.model_of(0), num_readers=1)
     queue = runtime.trajectory_queue(roles.SPEC, 1, order="actor")
-    runtime.start(
-        "learner-0", roles.take_turns_publishing, 20, store.writer(), queue.reader()
-    )
+    runtime.start("learner-0", roles.take_turns_publishing, 20, store.writer(), queue.reader())
     runtime.start("actor-0", roles.answer_each_version, queue.writer(0), store.reader(0))
     results = runtime.supervise(lambda role, record: None)
     assert results["actor-0"] == list(range(20))

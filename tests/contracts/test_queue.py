@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.contracts import roles
 
 from repertory.runtimes.base import Runtime
+from tests.contracts import roles
 
 
 def test_order_actor_takes_one_from_each_by_index(runtime: Runtime) -> None:

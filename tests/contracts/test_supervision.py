@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from repertory.runtimes.base import RoleFailed, Runtime
 from tests.contracts import roles
 from tests.contracts.conftest import RUNTIMES
 from tests.leftovers import Leftovers
-
-from repertory.runtimes.base import RoleFailed, Runtime
 
 
 def test_results_records_and_threads(runtime: Runtime) -> None:

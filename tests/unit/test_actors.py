@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from tests.probes import Counter
 from torch import Tensor, nn
 
 from repertory.actors import Actor, trajectory_spec
@@ -16,6 +16,7 @@ from repertory.models.base import ModelOutput
 from repertory.models.policies import Categorical
 from repertory.progress import Stopwatch
 from repertory.trajectories import CoreState, Trajectory
+from tests.probes import Counter
 
 
 class Spy(nn.Module):
@@ -82,7 +83,7 @@ def test_unrolls_join_without_losing_a_tick() -> None:
         assert torch.equal(joined, getattr(whole, name)), name
     observations = torch.cat([part.observations[:-1] for part in parts])
     assert torch.equal(observations, whole.observations[:-1])
-    for left, right in zip(parts, parts[1:], strict=False):
+    for left, right in pairwise(parts):
         assert torch.equal(left.observations[-1], right.observations[0])
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.probes import Counter
 
 from repertory.actors import Actor
 from repertory.algorithms.a2c import A2CConfig, targets
@@ -19,6 +18,7 @@ from repertory.progress import Stopwatch
 from repertory.runtimes.base import Record
 from repertory.runtimes.inline import InlineRuntime
 from repertory.trajectories import Trajectory, split, stack
+from tests.probes import Counter
 
 CONFIG = A2CConfig(
     env=partial(Counter, 4, "trunc"),
@@ -155,7 +155,11 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before() -> None:
 
 def test_schedules_are_applied_as_logged() -> None:
     config = replace(
-        CONFIG, total_steps=100, learning_rate_end=0.0, entropy_cost=0.1, entropy_cost_end=0.0,
+        CONFIG,
+        total_steps=100,
+        learning_rate_end=0.0,
+        entropy_cost=0.1,
+        entropy_cost_end=0.0,
         log_every_steps=1,
     )
     learner, batch, line = make(config), play(config), Line()

@@ -32,8 +32,9 @@ def random_trajectory(spec: TrajectorySpec, seed: int) -> Trajectory:
     generator = torch.Generator().manual_seed(seed)
     trajectory = spec.allocate()
     for tensor in trajectory.to_fields().values():
-        drawn = torch.randint(0, 2 if tensor.dtype == torch.bool else 200, tensor.shape,
-                              generator=generator)
+        drawn = torch.randint(
+            0, 2 if tensor.dtype == torch.bool else 200, tensor.shape, generator=generator
+        )
         tensor.copy_(drawn)
     return trajectory
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import torch
-
 from torch import Tensor
 
 from repertory.trajectories import CoreState

@@ -95,8 +95,8 @@ class RecurrentCore(nn.Module):
         if isinstance(self.recurrent, nn.LSTM):
             output, final = self.recurrent(features, layered)
         else:
-            output, hidden = self.recurrent(features, layered[0])
-            final = (hidden,)
+            output, last = self.recurrent(features, layered[0])
+            final = (last,)
         # Under autocast the kernel's state is bfloat16; what travels keeps the dtype it came in.
         return output, tuple(
             state.squeeze(0).to(given.dtype) for state, given in zip(final, core_state, strict=True)

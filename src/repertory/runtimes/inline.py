@@ -23,7 +23,7 @@ from repertory.trajectories import Trajectory, TrajectorySpec, stack
 
 
 class _Aborted(BaseException):
-    """Unwinds a role's thread after another role failed; not an `Exception`, so none swallows it."""
+    """Unwinds a role's thread after another's failure; no `Exception`, so that none swallows it."""
 
 
 @dataclass

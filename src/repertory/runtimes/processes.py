@@ -3,7 +3,8 @@
 Processes are spawned, never forked: a fork of a process that has run torch inherits a thread pool
 that no longer runs. They are not daemonic, so that an environment may have processes of its own.
 The parent reads each role's records through a pipe of that role's own, sees that it still gives
-signs of life, and ends all of them at the first failure. A role ends by itself when the parent dies.
+signs of life, and ends all of them at the first failure. A role ends by itself when the parent
+dies.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import signal
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -25,20 +25,23 @@ from typing import Any
 
 import torch
 import torch.multiprocessing  # registers how tensors travel to a spawned process
-from torch import Tensor, nn
+from torch import nn
 
-from repertory.parameters import flatten, snapshot_size, travelling_tensors, unflatten
 from repertory.runtimes.base import Order, Record, Role, RoleFailed
-from repertory.runtimes.shared_memory import Channel, TrajectorySlots, shared_zeros
-from repertory.trajectories import Trajectory, TrajectorySpec, split
+from repertory.runtimes.shared_memory import (
+    Channel,
+    Endpoint,
+    SharedGroup,
+    SharedQueue,
+    SharedStore,
+    shared_zeros,
+)
+from repertory.trajectories import TrajectorySpec
 
 _MAX_ROLES = 1024
 _POLL_SECONDS = 0.1  # how soon a waiting role sees that the run is over
 _GRACE_SECONDS = 5.0  # for roles to end by themselves before they are killed
 _START_SECONDS = 600.0  # for a role to give its first sign of life; slow starts are no failure
-_MAX_COUNTS = 4
-_SMALLEST_ROOM = 64  # bytes; for the few numbers that learners add up beside gradients
-_CLOSED = -1
 
 
 class _Control:
@@ -92,6 +95,14 @@ class _Context:
         self._pipe = pipe
         self._states_given = 0
 
+    @property
+    def stopping(self) -> bool:
+        return self.control.stopping
+
+    @property
+    def aborted(self) -> bool:
+        return self.control.aborted
+
     def beat(self) -> None:
         """Give a sign of life."""
         self.control.beat(self._index)
@@ -120,258 +131,6 @@ class _Context:
                 return [by_connection[connection] for connection in ready]  # type: ignore[index]
             if self.control.aborted:
                 return []
-
-
-class _Endpoint:
-    """One end of something shared; it learns in whose process it is when the role begins."""
-
-    _context: _Context | None = None
-
-    def attach(self, context: _Context) -> None:
-        self._context = context
-
-    @property
-    def context(self) -> _Context:
-        assert self._context is not None, "verbs belong to roles: this is the parent process"
-        return self._context
-
-
-class _QueueWriter(_Endpoint):
-    def __init__(self, slots: TrajectorySlots, free: Channel, full: Channel) -> None:
-        self._slots = slots
-        self._free = free
-        self._full = full
-        self._closed = False
-
-    def put(self, trajectory: Trajectory) -> bool:
-        if self._closed or not self.context.wait_for([self._free]):
-            return False
-        (slot,) = self._free.receive()
-        if slot == _CLOSED:
-            self._closed = True
-            return False
-        self._slots.write(slot, trajectory)
-        self._full.send(slot)
-        return True
-
-
-class _QueueReader(_Endpoint):
-    def __init__(
-        self, slots: TrajectorySlots, free: list[Channel], full: list[Channel], order: Order
-    ) -> None:
-        self._slots = slots
-        self._free = free
-        self._full = full
-        self._order = order
-        self._arrived: deque[tuple[int, int]] = deque()  # (actor, slot), oldest first
-        self._batch: Trajectory | None = None
-        self._closed = False
-
-    def take(self, count: int) -> Trajectory | None:
-        if self._order == "actor" and count != len(self._full):
-            raise ValueError(f"order 'actor' takes one from each of {len(self._full)} actors")
-        taken = None if self._closed else self._collect(count)
-        if taken is None:
-            return None
-        columns = self._slots.spec.num_columns
-        if self._batch is None or self._batch.num_columns != count * columns:
-            self._batch = self._slots.spec.with_columns(count * columns).allocate()
-        for (actor, slot), place in zip(taken, split(self._batch, [columns] * count), strict=True):
-            self._slots.read(slot, place)
-            self._free[actor].send(slot)
-        return self._batch
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            for channel in self._free:
-                channel.send(_CLOSED)
-
-    def _collect(self, count: int) -> list[tuple[int, int]] | None:
-        """Which slots to take; None when the run is over."""
-        while (taken := self._choose(count)) is None:
-            missing = self._full
-            if self._order == "actor":
-                present = {actor for actor, _ in self._arrived}
-                missing = [c for actor, c in enumerate(self._full) if actor not in present]
-            ready = self.context.wait_for(missing)
-            if not ready:
-                return None
-            for channel in ready:
-                self._arrived.append((self._full.index(channel), *channel.receive()))
-        return taken
-
-    def _choose(self, count: int) -> list[tuple[int, int]] | None:
-        if self._order == "arrival":
-            if len(self._arrived) < count:
-                return None
-            return [self._arrived.popleft() for _ in range(count)]
-        if len(self._arrived) < count:
-            return None
-        taken = sorted(self._arrived)
-        self._arrived.clear()
-        return taken
-
-
-class _Queue:
-    def __init__(
-        self, channels: list[Channel], spec: TrajectorySpec, num_actors: int, order: Order, capacity: int
-    ) -> None:
-        self._slots = TrajectorySlots(spec, num_actors * capacity)
-        self._free = [Channel(1) for _ in range(num_actors)]
-        self._full = [Channel(1) for _ in range(num_actors)]
-        channels.extend([*self._free, *self._full])
-        self._order = order
-        for actor, channel in enumerate(self._free):
-            for slot in range(capacity):
-                channel.send(actor * capacity + slot)
-
-    def writer(self, actor: int) -> _QueueWriter:
-        return _QueueWriter(self._slots, self._free[actor], self._full[actor])
-
-    def reader(self) -> _QueueReader:
-        return _QueueReader(self._slots, self._free, self._full, self._order)
-
-
-class _ParameterMemory:
-    """Two buffers that take turns, and the sequence numbers that make a mixture visible."""
-
-    def __init__(self, model: nn.Module) -> None:
-        dtype = travelling_tensors(model)[0].dtype
-        self._buffers = shared_zeros(2, snapshot_size(model), dtype=dtype)
-        self._begun = torch.full((2,), -1, dtype=torch.int64).share_memory_()
-        self._complete = torch.full((1,), -1, dtype=torch.int64).share_memory_()
-
-    @property
-    def newest(self) -> int:
-        return int(self._complete[0])
-
-    def write(self, model: nn.Module, version: int) -> None:
-        self._begun[version % 2] = version
-        flatten(travelling_tensors(model), self._buffers[version % 2])
-        self._complete[0] = version
-
-    def read(self, model: nn.Module, version: int) -> bool:
-        """Load `version`; False if it was overwritten before or meanwhile."""
-        copy = self._buffers[version % 2].clone()
-        if int(self._begun[version % 2]) != version:
-            return False
-        unflatten(copy, travelling_tensors(model))
-        return True
-
-
-class _ParameterWriter(_Endpoint):
-    def __init__(self, memory: _ParameterMemory, news: list[Channel]) -> None:
-        self._memory = memory
-        self._news = news
-
-    def publish(self, model: nn.Module, version: int) -> None:
-        self._memory.write(model, version)
-        self._tell(version)
-
-    def close(self) -> None:
-        self._tell(_CLOSED)
-
-    def _tell(self, number: int) -> None:
-        for channel in self._news:
-            # A reader that leaves thousands of messages unread finds the newest in the memory.
-            with contextlib.suppress(BlockingIOError):
-                channel.send(number)
-
-
-class _ParameterReader(_Endpoint):
-    def __init__(self, memory: _ParameterMemory, news: Channel) -> None:
-        self._memory = memory
-        self._news = news
-        self._closed = False
-
-    def refresh(self, model: nn.Module, version: int | None = None) -> int | None:
-        wanted = 0 if version is None else version
-        while True:
-            while self._news.pending():
-                self._closed |= self._news.receive() == (_CLOSED,)
-            if self._closed:
-                return None
-            newest = self._memory.newest
-            if newest < wanted:
-                if not self.context.wait_for([self._news]):
-                    return None
-                continue
-            found = newest if version is None else version
-            if self._memory.read(model, found):
-                return found
-            if version is not None:
-                raise ValueError(f"version {version} is gone; the newest is {self._memory.newest}")
-
-
-class _Store:
-    def __init__(self, channels: list[Channel], model: nn.Module, num_readers: int) -> None:
-        self._memory = _ParameterMemory(model)
-        self._news = [Channel(1) for _ in range(num_readers)]
-        channels.extend(self._news)
-
-    def writer(self) -> _ParameterWriter:
-        return _ParameterWriter(self._memory, self._news)
-
-    def reader(self, actor: int) -> _ParameterReader:
-        return _ParameterReader(self._memory, self._news[actor])
-
-
-class _Member(_Endpoint):
-    """Two rooms take turns, so that one round may be read while the next is written.
-
-    Whoever enters round k + 2 has every message of round k + 1, which each learner sends after it
-    has read all of round k.
-    """
-
-    def __init__(
-        self, rank: int, rooms: Tensor, inbox: dict[int, Channel], outbox: dict[int, Channel]
-    ) -> None:
-        self._rank = rank
-        self._rooms = rooms  # [2, num_learners, bytes]
-        self._inbox = inbox
-        self._outbox = outbox
-        self._round = 0
-
-    def sum(self, vector: Tensor, *counts: int) -> tuple[int, ...] | None:
-        control = self.context.control
-        self.context.beat()
-        stop = control.stopping  # only the first learner's word counts, so that all agree
-        if not self._outbox:
-            return None if stop else counts
-        room = self._rooms[self._round % 2].view(vector.dtype)[:, : vector.numel()]
-        self._round += 1
-        room[self._rank].copy_(vector)
-        for channel in self._outbox.values():
-            channel.send(int(stop), *counts, *[0] * (_MAX_COUNTS - len(counts)))
-        totals = list(counts)
-        for rank, channel in self._inbox.items():
-            if not self.context.wait_for([channel]):
-                return None
-            word, *theirs = channel.receive()
-            stop = bool(word) if rank == 0 else stop
-            totals = [a + b for a, b in zip(totals, theirs, strict=False)]
-        if stop or control.aborted:
-            return None
-        vector.copy_(room[0])
-        for part in room[1:]:
-            vector += part
-        return tuple(totals)
-
-
-class _Group:
-    def __init__(self, channels: list[Channel], model: nn.Module, num_learners: int) -> None:
-        size = sum(parameter.nbytes for parameter in model.parameters())
-        room = max(size, _SMALLEST_ROOM) if num_learners > 1 else 0
-        self._rooms = shared_zeros(2, num_learners, -(-room // 8) * 8, dtype=torch.uint8)
-        ranks = range(num_learners)
-        self._ways = {(a, b): Channel(1 + _MAX_COUNTS) for a in ranks for b in ranks if a != b}
-        channels.extend(self._ways.values())
-
-    def member(self, rank: int) -> _Member:
-        inbox = {a: way for (a, b), way in self._ways.items() if b == rank}
-        outbox = {b: way for (a, b), way in self._ways.items() if a == rank}
-        return _Member(rank, self._rooms, inbox, outbox)
 
 
 @dataclass
@@ -405,17 +164,17 @@ class ProcessRuntime:
 
     def trajectory_queue(
         self, spec: TrajectorySpec, num_actors: int, *, order: Order, capacity: int = 2
-    ) -> _Queue:
+    ) -> SharedQueue:
         """See `Runtime`."""
-        return _Queue(self._channels, spec, num_actors, order, capacity)
+        return SharedQueue(self._channels, spec, num_actors, order, capacity)
 
-    def parameter_store(self, model: nn.Module, num_readers: int) -> _Store:
+    def parameter_store(self, model: nn.Module, num_readers: int) -> SharedStore:
         """See `Runtime`."""
-        return _Store(self._channels, model, num_readers)
+        return SharedStore(self._channels, model, num_readers)
 
-    def learner_group(self, model: nn.Module, num_learners: int) -> _Group:
+    def learner_group(self, model: nn.Module, num_learners: int) -> SharedGroup:
         """See `Runtime`."""
-        return _Group(self._channels, model, num_learners)
+        return SharedGroup(self._channels, model, num_learners)
 
     def start(self, name: str, role: Role, *arguments: Any, threads: int = 1) -> None:
         """See `Runtime`. The process starts at once."""
@@ -546,7 +305,7 @@ def _run_role(
     torch.set_num_threads(threads)
     context = _Context(name, index, control, pipe)
     for argument in arguments:
-        if isinstance(argument, _Endpoint):
+        if isinstance(argument, Endpoint):
             argument.attach(context)
     try:
         result = role(context, *arguments)

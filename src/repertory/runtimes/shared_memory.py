@@ -1,25 +1,42 @@
-"""Memory and messages between processes: slabs with slots in them, and one-way channels.
+"""What processes on one machine share: slabs of memory, one-way channels, and what is made of them.
 
 Data stays where it is: a slab is one shared allocation, mapped by every process that holds it and
 unlinked from the file system from the start, so that no kill leaves a file behind. What travels is
 a few whole numbers through a pipe with one writer and one reader. No lock is shared by two
 processes: one killed while holding it would block the others for ever.
+
+What is here: the queue, the store and the group of the `processes` runtime, whose ends travel to a
+role's process. What is not here: starting, watching and ending those processes (`processes`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import struct
+from collections import deque
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from repertory.trajectories import Trajectory, TrajectorySpec, pack_frames, unpack_frames
+from repertory.parameters import flatten, snapshot_size, travelling_tensors, unflatten
+from repertory.runtimes.base import Order
+from repertory.trajectories import (
+    Trajectory,
+    TrajectorySpec,
+    pack_frames,
+    split,
+    unpack_frames,
+)
 
 _ALIGNMENT = 64  # bytes; a cache line, and more than any dtype needs
+_SMALLEST_ROOM = 64  # bytes; for the few numbers that learners add up beside gradients
+_MAX_COUNTS = 4
+_CLOSED = -1
 
 
 class Channel:
@@ -62,7 +79,8 @@ class Channel:
 
 def shared_zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     """A zeroed tensor in shared memory."""
-    return torch.zeros(*shape, dtype=dtype).share_memory_()
+    shared: Tensor = torch.zeros(*shape, dtype=dtype).share_memory_()
+    return shared
 
 
 class TrajectorySlots:
@@ -115,3 +133,299 @@ class TrajectorySlots:
             for name, (start, shape, dtype) in self._layout.items()
         }
 
+
+class Waiter(Protocol):
+    """What an end needs of the role that holds it."""
+
+    @property
+    def stopping(self) -> bool:
+        """The run was asked to end after the update in progress."""
+        ...
+
+    @property
+    def aborted(self) -> bool:
+        """The run is over: no verb waits any more."""
+        ...
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        ...
+
+    def wait_for(self, channels: list[Channel]) -> list[Channel]:
+        """Wait until messages lie in some of `channels`; an empty list when the run is over."""
+        ...
+
+
+class Endpoint:
+    """One end of something shared; it learns in whose process it is when the role begins."""
+
+    _context: Waiter | None = None
+
+    def attach(self, context: Waiter) -> None:
+        """Say who waits."""
+        self._context = context
+
+    @property
+    def context(self) -> Waiter:
+        """Who waits."""
+        assert self._context is not None, "verbs belong to roles: this is the parent process"
+        return self._context
+
+
+class _QueueWriter(Endpoint):
+    def __init__(self, slots: TrajectorySlots, free: Channel, full: Channel) -> None:
+        self._slots = slots
+        self._free = free
+        self._full = full
+        self._closed = False
+
+    def put(self, trajectory: Trajectory) -> bool:
+        if self._closed or not self.context.wait_for([self._free]):
+            return False
+        (slot,) = self._free.receive()
+        if slot == _CLOSED:
+            self._closed = True
+            return False
+        self._slots.write(slot, trajectory)
+        self._full.send(slot)
+        return True
+
+
+class _QueueReader(Endpoint):
+    def __init__(
+        self, slots: TrajectorySlots, free: list[Channel], full: list[Channel], order: Order
+    ) -> None:
+        self._slots = slots
+        self._free = free
+        self._full = full
+        self._order = order
+        self._arrived: deque[tuple[int, int]] = deque()  # (actor, slot), oldest first
+        self._batch: Trajectory | None = None
+        self._closed = False
+
+    def take(self, count: int) -> Trajectory | None:
+        if self._order == "actor" and count != len(self._full):
+            raise ValueError(f"order 'actor' takes one from each of {len(self._full)} actors")
+        taken = None if self._closed else self._collect(count)
+        if taken is None:
+            return None
+        columns = self._slots.spec.num_columns
+        if self._batch is None or self._batch.num_columns != count * columns:
+            self._batch = self._slots.spec.with_columns(count * columns).allocate()
+        for (actor, slot), place in zip(taken, split(self._batch, [columns] * count), strict=True):
+            self._slots.read(slot, place)
+            self._free[actor].send(slot)
+        return self._batch
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            for channel in self._free:
+                channel.send(_CLOSED)
+
+    def _collect(self, count: int) -> list[tuple[int, int]] | None:
+        """Which slots to take; None when the run is over."""
+        while (taken := self._choose(count)) is None:
+            missing = self._full
+            if self._order == "actor":
+                present = {actor for actor, _ in self._arrived}
+                missing = [c for actor, c in enumerate(self._full) if actor not in present]
+            ready = self.context.wait_for(missing)
+            if not ready:
+                return None
+            for channel in ready:
+                (slot,) = channel.receive()
+                self._arrived.append((self._full.index(channel), slot))
+        return taken
+
+    def _choose(self, count: int) -> list[tuple[int, int]] | None:
+        if self._order == "arrival":
+            if len(self._arrived) < count:
+                return None
+            return [self._arrived.popleft() for _ in range(count)]
+        if len(self._arrived) < count:
+            return None
+        taken = sorted(self._arrived)
+        self._arrived.clear()
+        return taken
+
+
+class SharedQueue:
+    """The `TrajectoryQueue` of processes: a slab of slots, and two channels an actor.
+
+    A slot's number travels to the actor when the slot is free and to the learner when it is full.
+    """
+
+    def __init__(
+        self,
+        channels: list[Channel],
+        spec: TrajectorySpec,
+        num_actors: int,
+        order: Order,
+        capacity: int,
+    ) -> None:
+        self._slots = TrajectorySlots(spec, num_actors * capacity)
+        self._free = [Channel(1) for _ in range(num_actors)]
+        self._full = [Channel(1) for _ in range(num_actors)]
+        channels.extend([*self._free, *self._full])
+        self._order = order
+        for actor, channel in enumerate(self._free):
+            for slot in range(capacity):
+                channel.send(actor * capacity + slot)
+
+    def writer(self, actor: int) -> _QueueWriter:
+        """See `TrajectoryQueue`."""
+        return _QueueWriter(self._slots, self._free[actor], self._full[actor])
+
+    def reader(self) -> _QueueReader:
+        """See `TrajectoryQueue`."""
+        return _QueueReader(self._slots, self._free, self._full, self._order)
+
+
+class _ParameterMemory:
+    """Two buffers that take turns, and the sequence numbers that make a mixture visible."""
+
+    def __init__(self, model: nn.Module) -> None:
+        dtype = travelling_tensors(model)[0].dtype
+        self._buffers = shared_zeros(2, snapshot_size(model), dtype=dtype)
+        self._begun = shared_zeros(2, dtype=torch.int64).fill_(-1)
+        self._complete = shared_zeros(1, dtype=torch.int64).fill_(-1)
+
+    @property
+    def newest(self) -> int:
+        return int(self._complete[0])
+
+    def write(self, model: nn.Module, version: int) -> None:
+        self._begun[version % 2] = version
+        flatten(travelling_tensors(model), self._buffers[version % 2])
+        self._complete[0] = version
+
+    def read(self, model: nn.Module, version: int) -> bool:
+        """Load `version`; False if it was overwritten before or meanwhile."""
+        copy = self._buffers[version % 2].clone()
+        if int(self._begun[version % 2]) != version:
+            return False
+        unflatten(copy, travelling_tensors(model))
+        return True
+
+
+class _ParameterWriter(Endpoint):
+    def __init__(self, memory: _ParameterMemory, news: list[Channel]) -> None:
+        self._memory = memory
+        self._news = news
+
+    def publish(self, model: nn.Module, version: int) -> None:
+        self._memory.write(model, version)
+        self._tell(version)
+
+    def close(self) -> None:
+        self._tell(_CLOSED)
+
+    def _tell(self, number: int) -> None:
+        for channel in self._news:
+            # A reader that leaves thousands of messages unread finds the newest in the memory.
+            with contextlib.suppress(BlockingIOError):
+                channel.send(number)
+
+
+class _ParameterReader(Endpoint):
+    def __init__(self, memory: _ParameterMemory, news: Channel) -> None:
+        self._memory = memory
+        self._news = news
+        self._closed = False
+
+    def refresh(self, model: nn.Module, version: int | None = None) -> int | None:
+        wanted = 0 if version is None else version
+        while True:
+            while self._news.pending():
+                self._closed |= self._news.receive() == (_CLOSED,)
+            if self._closed:
+                return None
+            newest = self._memory.newest
+            if newest < wanted:
+                if not self.context.wait_for([self._news]):
+                    return None
+                continue
+            found = newest if version is None else version
+            if self._memory.read(model, found):
+                return found
+            if version is not None:
+                raise ValueError(f"version {version} is gone; the newest is {self._memory.newest}")
+
+
+class SharedStore:
+    """The `ParameterStore` of processes: double-buffered memory, and a channel of news a reader."""
+
+    def __init__(self, channels: list[Channel], model: nn.Module, num_readers: int) -> None:
+        """Allocate; the channels are added to `channels`, for the runtime to close."""
+        self._memory = _ParameterMemory(model)
+        self._news = [Channel(1) for _ in range(num_readers)]
+        channels.extend(self._news)
+
+    def writer(self) -> _ParameterWriter:
+        """See `ParameterStore`."""
+        return _ParameterWriter(self._memory, self._news)
+
+    def reader(self, actor: int) -> _ParameterReader:
+        """See `ParameterStore`."""
+        return _ParameterReader(self._memory, self._news[actor])
+
+
+class _Member(Endpoint):
+    """Two rooms take turns, so that one round may be read while the next is written.
+
+    Whoever enters round k + 2 has every message of round k + 1, which each learner sends after it
+    has read all of round k.
+    """
+
+    def __init__(
+        self, rank: int, rooms: Tensor, inbox: dict[int, Channel], outbox: dict[int, Channel]
+    ) -> None:
+        self._rank = rank
+        self._rooms = rooms  # [2, num_learners, bytes]
+        self._inbox = inbox
+        self._outbox = outbox
+        self._round = 0
+
+    def sum(self, vector: Tensor, *counts: int) -> tuple[int, ...] | None:
+        self.context.beat()
+        stop = self.context.stopping  # only the first learner's word counts, so that all agree
+        if not self._outbox:
+            return None if stop else counts
+        room = self._rooms[self._round % 2].view(vector.dtype)[:, : vector.numel()]
+        self._round += 1
+        room[self._rank].copy_(vector)
+        for channel in self._outbox.values():
+            channel.send(int(stop), *counts, *[0] * (_MAX_COUNTS - len(counts)))
+        totals = list(counts)
+        for rank, channel in self._inbox.items():
+            if not self.context.wait_for([channel]):
+                return None
+            word, *theirs = channel.receive()
+            stop = bool(word) if rank == 0 else stop
+            totals = [a + b for a, b in zip(totals, theirs, strict=False)]
+        if stop or self.context.aborted:
+            return None
+        vector.copy_(room[0])
+        for part in room[1:]:
+            vector += part
+        return tuple(totals)
+
+
+class SharedGroup:
+    """The `LearnerGroup` of processes: a room a learner, and a channel from each to each."""
+
+    def __init__(self, channels: list[Channel], model: nn.Module, num_learners: int) -> None:
+        """Allocate; the channels are added to `channels`, for the runtime to close."""
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        room = max(size, _SMALLEST_ROOM) if num_learners > 1 else 0
+        self._rooms = shared_zeros(2, num_learners, -(-room // 8) * 8, dtype=torch.uint8)
+        ranks = range(num_learners)
+        self._ways = {(a, b): Channel(1 + _MAX_COUNTS) for a in ranks for b in ranks if a != b}
+        channels.extend(self._ways.values())
+
+    def member(self, rank: int) -> _Member:
+        """See `LearnerGroup`."""
+        inbox = {a: way for (a, b), way in self._ways.items() if b == rank}
+        outbox = {b: way for (a, b), way in self._ways.items() if a == rank}
+        return _Member(rank, self._rooms, inbox, outbox)

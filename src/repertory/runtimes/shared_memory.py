@@ -406,8 +406,8 @@ class _Member(Endpoint):
             totals = [a + b for a, b in zip(totals, theirs, strict=False)]
         if stop or self.context.aborted:
             return None
-        vector.copy_(room[0])
-        for part in room[1:]:
+        torch.add(room[0], room[1], out=vector)
+        for part in room[2:]:
             vector += part
         return tuple(totals)
 

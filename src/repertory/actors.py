@@ -20,7 +20,7 @@ from repertory.environments.base import EnvironmentSpec, VectorEnvironment
 from repertory.models.base import Model
 from repertory.progress import Stopwatch
 from repertory.runtimes.base import RoleContext
-from repertory.seeds import Stream, generator_for
+from repertory.seeds import Stream, generator_for, seed_for, seed_global_generators
 from repertory.trajectories import CoreState, Trajectory, TrajectorySpec
 
 _REPORT_SECONDS = 1.0
@@ -70,8 +70,10 @@ class Actor:
     ) -> Actor:
         """The actor, or several side by side, with these indices; columns stand by actor index.
 
-        Environments are seeded by actor and column, so games do not depend on who plays them.
+        Environments are seeded by actor and column, so games do not depend on who plays them. The
+        process's global generators are seeded too, for environments that draw from them.
         """
+        seed_global_generators(seed_for(config.seed, Stream.GLOBALS, indices[0]))
         seeds = [
             seed
             for index in indices

@@ -68,6 +68,8 @@ class RunConfig:
     """End early once the mean return of the last 100 episodes reaches this."""
     max_minutes: float | None = None
     """End early after so many minutes of training."""
+    checkpoint_minutes: float = 10.0
+    """Minutes between checkpoints; there is one at the end in any case."""
 
     # Who and where
 
@@ -137,7 +139,7 @@ class RunConfig:
     run_dir: Path | None = None
     """Folder of this run; by default `runs/{env}__{algorithm}__{seed}__{time}`."""
     init_from: Path | None = None
-    """Checkpoint whose parameters the model starts from."""
+    """Run or checkpoint whose parameters the model starts from."""
     log_every_steps: int | None = None
     """Env steps between lines of metrics; by default a two-hundredth of the run, 20,000 at most."""
 
@@ -436,6 +438,7 @@ _RANGES: Mapping[str, _Range] = types.MappingProxyType(
         "total_steps": _AT_LEAST_ONE,
         "seed": _Range(0, 2**31, high_included=False),
         "max_minutes": _ABOVE_ZERO,
+        "checkpoint_minutes": _ABOVE_ZERO,
         "stop_at_return": _Range(-math.inf),
         "num_actors": _AT_LEAST_ONE,
         "num_envs": _AT_LEAST_ONE,

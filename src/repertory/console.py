@@ -50,6 +50,8 @@ class Console(ABC):
             if warning:
                 self._say(f"warning: {warning}")
             self._progress(record)
+        elif record["kind"] == "pulse":
+            self._pulse(record["env_steps"])
         elif record["kind"] == "end":
             self._say(closing_lines(record, self._start))
         elif record.get("event") == "start":
@@ -78,6 +80,10 @@ class Console(ABC):
     @abstractmethod
     def _progress(self, record: Mapping[str, Any]) -> None:
         """Show how far the run is."""
+
+    @abstractmethod
+    def _pulse(self, env_steps: int) -> None:
+        """Show that the run goes on, where `progress` records are far apart."""
 
 
 def make_console(stream: TextIO, preset: str | None = None) -> Console:
@@ -125,6 +131,12 @@ class PlainConsole(Console):
             self._last_line = now
             self._say(progress_line(record, self._start))
 
+    def _pulse(self, env_steps: int) -> None:
+        now = self._clock()
+        if now - self._last_line >= _PLAIN_SECONDS:
+            self._last_line = now
+            self._say(f"{env_steps:,} of {self._start['total_steps']:,} env steps")
+
     def _say(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
@@ -138,6 +150,7 @@ class LiveConsole(Console):
         super().__init__(preset)
         self._console = console
         self._returns: list[float] = []
+        self._last: Mapping[str, Any] | None = None
         # Redrawn here and by no thread: nothing changes between two records.
         self._live = Live(console=console, auto_refresh=False)
 
@@ -158,7 +171,15 @@ class LiveConsole(Console):
     def _progress(self, record: Mapping[str, Any]) -> None:
         if record["episode_return_mean"] is not None:
             self._returns.append(record["episode_return_mean"])
+        self._last = record
         self._live.update(self._table(record), refresh=True)
+
+    def _pulse(self, env_steps: int) -> None:
+        if self._last is None:
+            shown: Group | Text = Text(f"{env_steps:,} env steps; no whole line of metrics yet")
+        else:
+            shown = self._table({**self._last, "env_steps": env_steps})
+        self._live.update(shown, refresh=True)
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ algorithm's choice; how gradients meet is the runtime's. What is not here: when 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,8 @@ class Estimates:
     behaviour_log_probs: Tensor
 
 
+_PULSE_SECONDS = 1.0
+
 TargetFunction = Callable[[Estimates], Targets]
 
 
@@ -96,6 +99,7 @@ class Learner:
         self._gradient = _flat_gradient(model)
         self._window = Window()
         self._window_due = config.log_interval
+        self._pulse_due = time.monotonic() + _PULSE_SECONDS
 
     @classmethod
     def create(
@@ -156,12 +160,12 @@ class Learner:
             self._gradient.zero_()
             losses.total.backward()
         with self._stopwatch("waiting"):
-            sums = self._group.sum(self._gradient, int(batch.valid.sum()))
-        if sums is None:
+            counts = self._group.sum(self._gradient, int(batch.valid.sum()))
+        if counts is None:
             return False
         with self._stopwatch("learning"):
             if config.loss_reduction == "mean":
-                self._gradient /= max(1, sums[0])
+                self._gradient /= max(1, counts[0])
             terms = torch.stack([losses.policy, losses.value, losses.entropy])
             norm = self._clip(terms)
             for group in self._optimizer.param_groups:
@@ -169,18 +173,27 @@ class Learner:
             self._optimizer.step()
 
         lag = policy_lag(self.version, batch.policy_version)
-        self._window.add(batch, terms.double().cpu(), lag, norm)
+        sums = torch.cat([terms.double(), losses.value_moments]).cpu()
+        self._window.add(batch, sums, lag, norm)
         self._window.learning_rate, self._window.entropy_cost = learning_rate, entropy_cost
         self.version += 1
-        self.env_steps += sums[0]
+        self.env_steps += counts[0]
         return True
 
     def report(self, context: RoleContext) -> None:
-        """Report the window that the last update completed, if it did, and offer the state."""
+        """Report the window that the last update completed, if it did, and offer the state.
+
+        The first learner also gives a pulse about once a second, whatever the windows' length.
+        """
         if self._window.updates and (self.env_steps >= self._window_due or self.finished):
             while self._window_due <= self.env_steps:
                 self._window_due += self._config.log_interval
             self._report_window(context)
+        if self.rank > 0:
+            return
+        if time.monotonic() >= self._pulse_due:
+            self._pulse_due = time.monotonic() + _PULSE_SECONDS
+            context.report({"kind": "pulse", "env_steps": self.env_steps})
         context.offer_state(self.state_dict)
 
     def finish(self, context: RoleContext) -> dict[str, Any]:

@@ -52,6 +52,7 @@ _TENSORBOARD_TAGS: Mapping[str, str] = MappingProxyType(
         "policy_loss": "losses/policy_loss",
         "value_loss": "losses/value_loss",
         "entropy": "losses/entropy",
+        "explained_variance": "losses/explained_variance",
         # What they have no name for.
         "entropy_normalised": "losses/entropy_normalised",
         "entropy_cost": "charts/entropy_cost",

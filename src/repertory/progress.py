@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from repertory.losses import explained_variance
 from repertory.metrics import EpisodeWindow
 from repertory.trajectories import Trajectory
 
@@ -55,18 +56,19 @@ class Window:
     columns: int = 0
     lag_sum: int = 0
     lag_max: int = 0
-    losses: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
+    sums: Tensor = field(default_factory=lambda: torch.zeros(7, dtype=torch.float64))
     gradient_norm_sum: float = 0.0
     learning_rate: float = 0.0
     entropy_cost: float = 0.0
     episodes: list[tuple[float, int]] = field(default_factory=list)
 
-    def add(self, batch: Trajectory, losses: Tensor, lag: Tensor, norm: float) -> None:
+    def add(self, batch: Trajectory, sums: Tensor, lag: Tensor, norm: float) -> None:
         """Count one update.
 
         Args:
             batch: What was learned from.
-            losses: [3]; this learner's sums of policy loss, value loss and entropy.
+            sums: [7]; this learner's sums of policy loss, value loss and entropy, and the critic's
+                moments as `losses.explained_variance` takes them.
             lag: [B] int64; updates since each column was played.
             norm: Global norm of the update's gradient before clipping.
         """
@@ -75,7 +77,7 @@ class Window:
         self.columns += lag.numel()
         self.lag_sum += int(lag.sum())
         self.lag_max = max(self.lag_max, int(lag.max()))
-        self.losses += losses
+        self.sums += sums
         self.gradient_norm_sum += norm
         rows, columns = batch.episode_lengths.nonzero(as_tuple=True)
         if rows.numel():
@@ -95,7 +97,7 @@ class Window:
             "columns": self.columns,
             "lag_sum": self.lag_sum,
             "lag_max": self.lag_max,
-            "losses": self.losses.tolist(),
+            "sums": self.sums.tolist(),
             "gradient_norm_sum": self.gradient_norm_sum,
             "learning_rate": self.learning_rate,
             "entropy_cost": self.entropy_cost,
@@ -152,9 +154,8 @@ class Progress:
         self._updates += first["updates"]
         transitions = max(1, sum(window["transitions"] for window in windows))
         columns = max(1, sum(window["columns"] for window in windows))
-        policy, value, entropy = (
-            sum(window["losses"][index] for window in windows) / transitions for index in range(3)
-        )
+        sums = torch.tensor([window["sums"] for window in windows], dtype=torch.float64).sum(0)
+        policy, value, entropy = (sums[:3] / transitions).tolist()
         now, env_steps = time.monotonic(), first["env_steps"]
         line = {
             "kind": "progress",
@@ -172,6 +173,7 @@ class Progress:
             "policy_loss": policy,
             "value_loss": value,
             "entropy": entropy,
+            "explained_variance": explained_variance(torch.tensor(transitions), sums[3:]),
             "gradient_norm": first["gradient_norm_sum"] / max(1, first["updates"]),
             "learning_rate": first["learning_rate"],
             "entropy_cost": first["entropy_cost"],

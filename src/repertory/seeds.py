@@ -6,6 +6,7 @@ A stream is named by what it serves (`Stream`) and by indices, and spawned from 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -19,6 +20,7 @@ class Stream(IntEnum):
 
     PARAMETERS = 0
     ACTIONS = 1
+    GLOBALS = 2
 
 
 def seed_for(root_seed: int, stream: Stream, *indices: int) -> int:
@@ -36,6 +38,13 @@ def seed_for(root_seed: int, stream: Stream, *indices: int) -> int:
 def generator_for(root_seed: int, stream: Stream, *indices: int) -> torch.Generator:
     """A generator of its own for one purpose of a run, on the CPU."""
     return torch.Generator().manual_seed(seed_for(root_seed, stream, *indices))
+
+
+def seed_global_generators(seed: int) -> None:
+    """Seed what careless environments draw from: the generators of `random`, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 @contextmanager

@@ -65,8 +65,9 @@ def train(config: RunConfig, *, on_record: Callback | None = None) -> Result:
 
     Args:
         config: Settings of one of the algorithms; its type says which.
-        on_record: Called with every record (`progress`, `event`, `end`); returning False ends the
-            run after the update in progress.
+        on_record: Called with every record (`event`, `progress`, `end`, and about once a second a
+            `pulse` with the env steps so far); returning False ends the run after the update in
+            progress.
 
     Returns:
         Where the run lies and how it ended.
@@ -117,9 +118,10 @@ class _Run:
         )
         self._reason: EndReason = "total_steps"
         self._last: Record = {"env_steps": 0, "episode_return_mean": None}
-        self._deadline = (
-            time.monotonic() + 60 * config.max_minutes if config.max_minutes else math.inf
-        )
+        self._best = -math.inf
+        now = time.monotonic()
+        self._deadline = now + 60 * config.max_minutes if config.max_minutes else math.inf
+        self._next_checkpoint = now + 60 * config.checkpoint_minutes
 
     def stop(self, reason: EndReason) -> None:
         """End the run after the update in progress; the first reason counts."""
@@ -158,32 +160,44 @@ class _Run:
 
     def _on_record(self, role: str, record: Record) -> None:
         """Take a role's record: windows become lines, seconds are added up, states are saved."""
-        if record["kind"] == "seconds":
-            self._progress.add_seconds(record["seconds_in"])
-        elif record["kind"] == "state":
-            self._save(record["state"])
-        elif record["kind"] == "window":
-            line = self._progress.add_window(record)
-            if line is not None:
-                self._last = line
-                self._tell(line)
-                self._consider_the_end()
+        match record["kind"]:
+            case "seconds":
+                self._progress.add_seconds(record["seconds_in"])
+            case "pulse":
+                self._call_back(record)
+            case "state":
+                self._save(record["state"])
+            case "window":
+                line = self._progress.add_window(record)
+                if line is not None:
+                    self._last = line
+                    self._tell(line)
+        self._look_at_the_clock()
 
-    def _consider_the_end(self) -> None:
+    def _look_at_the_clock(self) -> None:
+        """End the run, or have its state saved, where it is time."""
         goal, reached = self._config.stop_at_return, self._progress.recent_return
         if goal is not None and reached is not None and reached >= goal:
             self.stop("stop_at_return")
-        if time.monotonic() > self._deadline:
+        now = time.monotonic()
+        if now > self._deadline:
             self.stop("max_minutes")
+        if now > self._next_checkpoint:
+            self._next_checkpoint = now + 60 * self._config.checkpoint_minutes
+            self._runtime.collect_state()
 
     def _tell(self, record: Record) -> None:
         for sink in self._sinks:
             sink.write(record)
+        self._call_back(record)
+
+    def _call_back(self, record: Record) -> None:
         if self._callback is not None and self._callback(record) is False:
             self.stop("callback")
 
     def _save(self, state: Mapping[str, Any]) -> Path:
-        return checkpoints.save_step(
+        """Save a learner's state, as the best too if recent episodes have never been better."""
+        path = checkpoints.save_step(
             self._folder.checkpoints,
             checkpoints.make_state(
                 model=state["model"],
@@ -195,6 +209,11 @@ class _Run:
                 spec=self._spec,
             ),
         )
+        reached = self._progress.recent_return
+        if reached is not None and reached > self._best:
+            self._best = reached
+            checkpoints.point(self._folder.checkpoints, "best", path)
+        return path
 
 
 def _algorithm_of(config: RunConfig) -> tuple[str, Algorithm]:

@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if first not in COMMANDS:
         return _unknown(first)
+    # A console script does not look for modules where it was called, which `module:Env-v0` needs.
+    sys.path.append(os.getcwd())
     try:
         command = importlib.import_module(f"repertory.commands.{first}")
         return int(command.run(rest))

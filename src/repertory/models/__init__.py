@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from repertory.checkpoints import load, load_model_state
+from repertory.checkpoints import load, load_model_state, resolve
 from repertory.config import RunConfig
 from repertory.environments.base import EnvironmentSpec
 from repertory.models.networks import ActorCritic, build_model
@@ -30,7 +30,7 @@ def create(config: RunConfig, environment: EnvironmentSpec) -> ActorCritic:
             precision=config.precision,
         )
     if config.init_from is not None:
-        load_model_state(model, load(config.init_from)["model"])
+        load_model_state(model, load(resolve(config.init_from))["model"])
     return model.to(device_of(config))
 
 

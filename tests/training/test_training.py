@@ -1,0 +1,294 @@
+"""Whole runs through `train`: how they end, what they leave, and what goes wrong in good order."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from repertory import A2CConfig, BatchedA2CConfig, train
+from repertory.checkpoints import load, resolve
+from repertory.config import ConfigError
+from repertory.runtimes.base import RoleFailed
+from tests.leftovers import Leftovers
+from tests.probes import Counter, Raise
+
+SMALL: dict[str, Any] = {
+    "env": partial(Counter, 4),
+    "num_envs": 2,
+    "hidden_sizes": (8,),
+    "runtime": "inline",
+}
+
+
+def lines_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_ends_at_its_env_steps_and_all_files_agree(tmp_path: Path) -> None:
+    result = train(A2CConfig(**SMALL, total_steps=1000, run_dir=tmp_path / "run"))
+    lines = lines_of(result.run_dir)
+    assert result.reason == "total_steps"
+    assert 1000 <= result.env_steps < 1000 + 10
+    progress = [line for line in lines if line["kind"] == "progress"]
+    assert progress[-1]["env_steps"] == result.env_steps == lines[-1]["env_steps"]
+    assert load(result.checkpoint)["env_steps"] == result.env_steps
+    assert result.checkpoint.name == f"step_{result.env_steps:012d}.pt"
+    for line in progress:  # every whole episode has 4 env steps and pays 4; resets count nowhere
+        assert line["episode_length_mean"] == line["episode_return_mean"] == 4
+    assert progress[-1]["episodes"] == pytest.approx(result.env_steps / 4, abs=2)
+
+
+def test_b65_budget_steps_and_frames_of_a_game(tmp_path: Path) -> None:
+    """Budget counted x4.
+
+    Source: DLR-RM/rl-baselines3-zoo#367; ray-project/ray#4328; openai/baselines#397.
+    """
+    result = train(
+        A2CConfig(
+            env="ALE/Pong-v5",
+            num_envs=4,
+            unroll_length=5,
+            total_steps=1000,
+            runtime="inline",
+            run_dir=tmp_path / "run",
+        )
+    )
+    last = lines_of(result.run_dir)[-1]
+    assert 1000 <= last["env_steps"] < 1000 + 20
+    assert last["frames"] == 4 * last["env_steps"]
+    assert load(result.checkpoint)["env_steps"] == last["env_steps"]
+
+
+def test_stop_at_return_waits_for_a_hundred_episodes(tmp_path: Path) -> None:
+    config = A2CConfig(
+        **SMALL, total_steps=10_000, stop_at_return=3.0, log_every_steps=50, run_dir=tmp_path / "r"
+    )
+    result = train(config)
+    assert result.reason == "stop_at_return"
+    assert 400 <= result.env_steps < 500  # 100 episodes of 4, and what was under way
+
+
+def test_max_minutes_and_callbacks_end_a_run(tmp_path: Path) -> None:
+    timed = A2CConfig(**SMALL, total_steps=10**9, max_minutes=0.02, run_dir=tmp_path / "timed")
+    assert train(timed).reason == "max_minutes"
+
+    seen: list[str] = []
+
+    def three_lines(record: dict[str, Any]) -> bool:
+        seen.append(record["kind"])
+        return seen.count("progress") < 3
+
+    config = A2CConfig(**SMALL, total_steps=10**6, log_every_steps=100, run_dir=tmp_path / "called")
+    result = train(config, on_record=three_lines)
+    assert result.reason == "callback"
+    assert seen.count("progress") <= 4
+    assert seen[-1] == "end"
+
+
+def test_checkpoints_in_between_and_the_best(tmp_path: Path) -> None:
+    config = BatchedA2CConfig(
+        **SMALL, total_steps=10**9, max_minutes=0.08, checkpoint_minutes=0.01, log_every_steps=100,
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
+    folder = train(config).run_dir / "checkpoints"
+    files = sorted(folder.glob("step_*.pt"))
+    assert len(files) > 2
+    assert resolve(folder / "latest") == files[-1]
+    assert resolve(folder / "best") in files
+    for file in files:
+        assert load(file)["updates"] > 0
+
+
+def test_init_from_takes_parameters_and_starts_counting_anew(tmp_path: Path) -> None:
+    first = train(A2CConfig(**SMALL, total_steps=300, run_dir=tmp_path / "first"))
+    config = A2CConfig(
+        **SMALL, total_steps=1, learning_rate=1e-12, seed=9, init_from=first.run_dir,
+        run_dir=tmp_path / "second",
+    )  # fmt: skip
+    second = train(config)
+    before, after = load(first.checkpoint)["model"], load(second.checkpoint)["model"]
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor)
+    assert second.env_steps < 20
+
+
+def test_settings_out_of_range_are_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="discount must be at least 0 and at most 1, not 2"):
+        train(A2CConfig(**SMALL, discount=2.0, run_dir=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("runtime", ["inline", "processes"])
+def test_b59_an_environment_that_raises_stops_the_run_with_its_own_words(
+    runtime: Any, tmp_path: Path
+) -> None:
+    """Env exception hidden behind a TypeError.
+
+    Source: Farama-Foundation/Gymnasium#177; openai/gym#1542, PR#1556.
+    """
+    before = Leftovers.now()
+    settings = {**SMALL, "env": partial(Raise, 7), "runtime": runtime, "num_envs": 3}
+    config = BatchedA2CConfig(**settings, num_actors=2, sync="trajectory", run_dir=tmp_path / "run")
+    with pytest.raises(
+        RoleFailed, match=r"actor-\d failed: EnvironmentFailure: .*step 7"
+    ) as caught:
+        train(config)
+    assert "boom" in str(caught.value)
+    assert "Traceback" in caught.value.traceback
+    last = lines_of(tmp_path / "run")[-1]
+    assert (last["kind"], last["event"]) == ("event", "failure")
+    assert "boom" in last["message"]
+    before.check(descriptors=False)
+
+
+def test_b80_roles_start_after_torch_has_used_its_thread_pool(tmp_path: Path) -> None:
+    """Fork after torch has used its thread pool: the child hangs.
+
+    Source: pytorch/pytorch#17199, #2245, #41197, #89693, #48382, #50669.
+    """
+    _ = torch.randn(1000, 1000) @ torch.randn(1000, 1000)
+    layer = torch.nn.Linear(1000, 1000)
+    layer.load_state_dict(layer.state_dict())
+    settings = {**SMALL, "runtime": "processes"}
+    result = train(BatchedA2CConfig(**settings, total_steps=200, run_dir=tmp_path / "run"))
+    assert result.env_steps >= 200
+
+
+class ThreadCount(Counter):
+    """Says in its reward how many threads its process has, of torch's and of the system's."""
+
+    def reward(self) -> float:
+        return 1000.0 * torch.get_num_threads() + psutil.Process().num_threads()
+
+
+def test_b81_a_role_has_the_threads_it_was_given(tmp_path: Path) -> None:
+    """Thread oversubscription.
+
+    Source: ikostrikov/pytorch-a3c#33, #3; Khrylx/PyTorch-RL#27.
+    """
+    for threads in (1, 2):
+        config = BatchedA2CConfig(
+            env=partial(ThreadCount, 1),
+            num_envs=1,
+            hidden_sizes=(8,),
+            total_steps=400,
+            num_actors=4,
+            sync="trajectory",
+            actor_threads=threads,
+            run_dir=tmp_path / str(threads),
+        )
+        torch_threads, in_all = divmod(train(config).episode_return_mean or 0.0, 1000.0)
+        assert torch_threads == threads
+        assert in_all <= threads + 4  # the main one, the one that watches the parent, and few more
+
+
+class GlobalDraws(gymnasium.Env[Any, Any]):
+    """Pays what it draws from one of the process's global generators."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        drawn = {
+            "numpy": lambda: float(np.random.random()),
+            "own": lambda: float(self.np_random.random()),
+            "random": random.random,
+            "torch": lambda: float(torch.rand(())),
+        }[self.source]()
+        return np.zeros(1, np.float32), drawn, True, False, {}
+
+
+@pytest.mark.parametrize("source", ["numpy", "own", "random", "torch"])
+def test_b84_no_two_actors_play_the_same_game(source: str, tmp_path: Path) -> None:
+    """All workers play the same game.
+
+    Source: hill-a/stable-baselines#79, #1120; numpy/numpy#9650; pytorch/pytorch#5059.
+    """
+
+    def draws(name: str) -> list[float]:
+        config = BatchedA2CConfig(
+            env=partial(GlobalDraws, source),
+            num_envs=1,
+            num_actors=4,
+            sync="trajectory",
+            hidden_sizes=(8,),
+            unroll_length=2,
+            total_steps=1,
+            run_dir=tmp_path / name,
+        )
+        # One unroll of two ticks is one episode an actor: four draws, of which the mean is told.
+        found: list[float] = []
+        from repertory.progress import Progress
+
+        original = Progress.add_window
+
+        def keep(self: Progress, window: dict[str, Any]) -> Any:
+            found.extend(episode[0] for episode in window["episodes"])
+            return original(self, window)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Progress, "add_window", keep)
+            train(config)
+        return found
+
+    first = draws("first")
+    assert len(first) == len(set(first)) == 4
+    assert draws("second") == first
+
+
+def test_a_script_without_a_main_guard_gets_one_clear_line(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "import repertory\n"
+        "repertory.train(repertory.A2CConfig(env='CartPole-v1', total_steps=100, run_dir='run'))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, script.name],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert 'put the call under `if __name__ == "__main__":`' in done.stderr
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    def run(name: str) -> None:
+        settings = {**SMALL, "runtime": "processes"}
+        train(
+            BatchedA2CConfig(
+                **settings,
+                num_actors=2,
+                num_learners=2,
+                sync="trajectory",
+                total_steps=100,
+                run_dir=tmp_path / name,
+            )
+        )
+
+    run("first")
+    before = Leftovers.now()
+    run("second")
+    before.check()

@@ -125,7 +125,7 @@ class RunConfig:
     """Decay of RMSprop's mean square (elsewhere: alpha)."""
     epsilon: float = 1e-5
     """The optimiser's epsilon."""
-    epsilon_inside_root: bool = True
+    epsilon_inside_root: bool = False
     """RMSprop only: add epsilon before the root (A3C, TensorFlow) or after it (PyTorch)."""
     clip_norm: float | None = 0.5
     """Largest global norm of a gradient; none to leave it."""

@@ -225,7 +225,7 @@ class RunFolder:
         """
         try:
             if config.run_dir is not None:
-                path = _claim(config.run_dir)
+                path = _claim(Path(config.run_dir))
             else:
                 name = f"{_file_name(spec.name)}__{algorithm}__{config.seed}"
                 path = _claim_new(Path(root), f"{name}__{time.strftime('%Y%m%d-%H%M%S')}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from repertory.checkpoints import load, load_model_state, resolve
@@ -30,7 +32,7 @@ def create(config: RunConfig, environment: EnvironmentSpec) -> ActorCritic:
             precision=config.precision,
         )
     if config.init_from is not None:
-        load_model_state(model, load(resolve(config.init_from))["model"])
+        load_model_state(model, load(resolve(Path(config.init_from)))["model"])
     return model.to(device_of(config))
 
 

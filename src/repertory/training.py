@@ -84,9 +84,9 @@ def train(config: RunConfig, *, on_record: Callback | None = None) -> Result:
     folder = RunFolder.create(config, name, spec)
     runtime = _make_runtime(config)
     try:
-        algorithm.train(config, spec, runtime)
         run = _Run(config, name, spec, folder, runtime, on_record)
         with _signals(run):
+            algorithm.train(config, spec, runtime)
             return run.supervise()
     finally:
         runtime.close()

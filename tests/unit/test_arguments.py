@@ -22,7 +22,7 @@ def test_defaults_are_the_algorithms_own_where_no_preset_applies() -> None:
     parsed = parse_train(["a2c", "--env", "Acrobot-v1"])
     assert parsed.preset is None
     assert parsed.algorithm == "a2c"
-    assert parsed.configs == (ALGORITHMS["a2c"].config(env="Acrobot-v1"),)
+    assert parsed.configs == (ALGORITHMS["a2c"].config(env="Acrobot-v1", runtime="processes"),)
 
 
 def test_the_environments_own_preset_applies_and_is_named() -> None:
@@ -48,7 +48,7 @@ def test_preset_by_name_and_none() -> None:
         "a2c", "cartpole"
     )
     assert only("a2c", "--env", "CartPole-v1", "--preset=none") == ALGORITHMS["a2c"].config(
-        env="CartPole-v1"
+        env="CartPole-v1", runtime="processes"
     )
 
 
@@ -113,7 +113,7 @@ def test_values_of_every_kind() -> None:
 
 
 def test_a_flag_that_is_on_can_be_switched_off() -> None:
-    words = ["a2c", "--env", "Acrobot-v1"]
+    words = ["a2c", "--env", "Acrobot-v1", "--epsilon-inside-root"]
     assert only(*words).epsilon_inside_root is True
     assert only(*words, "--no-epsilon-inside-root").epsilon_inside_root is False
 

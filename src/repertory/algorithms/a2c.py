@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from repertory import models
 from repertory.actors import Actor
@@ -27,6 +27,8 @@ from repertory.targets import Targets, gae
 class A2CConfig(RunConfig):
     """Settings of A2C."""
 
+    runtime: Literal["inline", "processes"] = "inline"
+    """Where the one role runs: in this process, or in a spawned one (the command line's default)."""
     gae_lambda: float = 1.0
     """How far advantages look: 0 one step, 1 to the unroll's end (the published setting)."""
 

@@ -86,7 +86,7 @@ def parse_train(arguments: Sequence[str]) -> TrainArguments:
     env = _peek(arguments, "env") or file_settings.get("env")
     preset = _preset(_peek(arguments, "preset"), algorithm, env)
 
-    below = {**(preset.settings if preset else {}), **file_settings}
+    below = {"runtime": "processes", **(preset.settings if preset else {}), **file_settings}
     help_wanted = any(flag in arguments for flag in _HELP)
     if env is None and not help_wanted:
         raise ConfigError("no environment given: --env names one, such as --env CartPole-v1")

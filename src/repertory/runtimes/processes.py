@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -38,6 +38,7 @@ from repertory.runtimes.shared_memory import (
 )
 from repertory.trajectories import TrajectorySpec
 
+_PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MAX_ROLES = 1024
 _POLL_SECONDS = 0.1  # how soon a waiting role sees that the run is over
 _GRACE_SECONDS = 5.0  # for roles to end by themselves before they are killed
@@ -187,7 +188,8 @@ class ProcessRuntime:
             name=name,
             daemon=False,
         )
-        process.start()
+        with _deaf_to_signals():
+            process.start()
         theirs.close()
         reader = threading.Thread(target=self._listen, args=(index, ours), daemon=True)
         self._children.append(_Child(name, index, process, time.monotonic(), reader))
@@ -273,13 +275,34 @@ class ProcessRuntime:
                 silent = time.monotonic() - child.started - _START_SECONDS + self._timeout
             if silent > self._timeout:
                 self._fail(
-                    child, f"no sign of life for {self._timeout:g} s (pid {child.process.pid})"
+                    child,
+                    f"no sign of life for {self._timeout:g} s (pid {child.process.pid}); if an "
+                    "unroll or an update may take longer, raise role_timeout_seconds",
                 )
                 child.process.kill()
 
     def _fail(self, child: _Child, reason: str, trace: str = "") -> None:
         if self._failure is None:
             self._failure = RoleFailed(child.name, reason, trace)
+
+
+@contextlib.contextmanager
+def _deaf_to_signals() -> Iterator[None]:
+    """Let a process that is started in the block ignore what the parent alone answers.
+
+    Signals from a terminal go to the whole group. What is ignored stays so in a new process, from
+    its first instruction on; it would otherwise die of Ctrl-C while it still imports. Only a main
+    thread may do this; elsewhere a new process ignores them as soon as its role begins.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _PARENTS_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
@@ -299,8 +322,8 @@ def _run_role(
     threads: int,
 ) -> None:
     """A role's whole life, in its own process."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they go to the whole group; the parent decides
+    for number in _PARENTS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     torch.set_num_threads(threads)
     context = _Context(name, index, control, pipe)

@@ -406,9 +406,12 @@ class _Member(Endpoint):
             totals = [a + b for a, b in zip(totals, theirs, strict=False)]
         if stop or self.context.aborted:
             return None
-        torch.add(room[0], room[1], out=vector)
+        total = vector if vector.device == room.device else torch.empty_like(room[0])
+        torch.add(room[0], room[1], out=total)
         for part in room[2:]:
-            vector += part
+            total += part
+        if total is not vector:
+            vector.copy_(total)
         return tuple(totals)
 
 

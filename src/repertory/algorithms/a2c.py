@@ -28,7 +28,7 @@ class A2CConfig(RunConfig):
     """Settings of A2C."""
 
     runtime: Literal["inline", "processes"] = "inline"
-    """Where the one role runs: in this process, or in a spawned one (the command line's default)."""
+    """Where the one role runs: in this process, or in a spawned one (as from the command line)."""
     gae_lambda: float = 1.0
     """How far advantages look: 0 one step, 1 to the unroll's end (the published setting)."""
 

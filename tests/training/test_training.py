@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -20,6 +21,8 @@ import torch
 from repertory import A2CConfig, BatchedA2CConfig, train
 from repertory.checkpoints import load, resolve
 from repertory.config import ConfigError
+from repertory.console import PlainConsole
+from repertory.environments.toy import Bandit
 from repertory.progress import Progress
 from repertory.runtimes.base import RoleFailed
 from tests.leftovers import Leftovers
@@ -152,6 +155,63 @@ def test_b59_an_environment_that_raises_stops_the_run_with_its_own_words(
     assert (last["kind"], last["event"]) == ("event", "failure")
     assert "boom" in last["message"]
     before.check(descriptors=False)
+
+
+class FiveRewards(Counter):
+    """Episodes of five env steps with rewards that a transform changes; they add up to -4.19."""
+
+    REWARDS = (-7.0, -0.2, 0.0, 0.01, 3.0)
+
+    def reward(self) -> float:
+        return self.REWARDS[self.steps - 1]
+
+
+@pytest.mark.parametrize("transform", ["none", "clip", "sign", "asymmetric"])
+def test_b55_the_reported_return_is_raw_whatever_the_learner_sees(
+    transform: Any, tmp_path: Path
+) -> None:
+    """Reward 'clipping' that bins or does nothing.
+
+    Source: DLR-RM/stable-baselines3#271; pytorch/rl#1777; gsurma/atari#14.
+    """
+    settings = {**SMALL, "env": partial(FiveRewards, 5)}
+    config = A2CConfig(
+        **settings, reward_transform=transform, total_steps=100, run_dir=tmp_path / "run"
+    )
+    assert train(config).episode_return_mean == pytest.approx(-4.19)
+
+
+class RichBandit(Bandit):
+    """A bandit that pays ten thousand."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, 1e4 * reward, *rest
+
+
+def test_b16_a_collapse_of_entropy_is_told_with_the_likely_levers(tmp_path: Path) -> None:
+    """Entropy collapses to zero and nobody is told.
+
+    Source: Unity-Technologies/ml-agents#281; openai/baselines#237.
+    """
+    told = io.StringIO()
+    settings = {**SMALL, "env": RichBandit, "num_envs": 8}
+    config = A2CConfig(
+        **settings,
+        entropy_cost=0.0,
+        learning_rate=1e-2,
+        clip_norm=None,
+        total_steps=200 * 20,
+        log_every_steps=200,
+        run_dir=tmp_path / "run",
+    )
+    with PlainConsole(told) as console:
+        train(config, on_record=console.on_record)
+    progress = [line for line in lines_of(tmp_path / "run") if line["kind"] == "progress"]
+    assert progress[-1]["entropy_normalised"] < 0.01
+    assert all(line["policy_loss"] is not None for line in progress)  # null stands for NaN
+    assert told.getvalue().count("warning: ") == 1
+    assert "entropy_cost" in told.getvalue().replace("-", "_")
 
 
 def test_b80_roles_start_after_torch_has_used_its_thread_pool(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def one_run(config: RunConfig, threshold: float | None, folder: Path | None) -> 
     step = max(1, len(lines) // _POINTS)
     kept = [*lines[::step], lines[-1]]
     return {
-        "config": to_dict(config),
+        "config": to_dict(dataclasses.replace(config, run_dir=None)),
         "reason": result.reason,
         "reached": None if threshold is None else first_at(lines, threshold),
         "best": max(lines, key=lambda line: line["episode_return_mean"] or float("-inf"))[

@@ -8,7 +8,7 @@ ENV = ALE/Pong-v5
 ALGORITHM ?= batched_a2c
 MINUTES ?= 30
 SEED ?= 1
-# One learner a core, up to the four that share the preset's columns.
+# Atari games, batched: one learner a core, up to the four actors that the presets have.
 LEARNERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores : 4)))
 # Further flags for `repertory train`, as on its command line.
 FLAGS ?=
@@ -52,7 +52,7 @@ train: $(TRAINING_READY)
 	@$(VENV)/bin/repertory train $(ALGORITHM) --env $(ENV) --seed $(SEED) \
 		$(if $(PROTOCOL),--protocol $(PROTOCOL)) \
 		$(if $(STOP_AT_RETURN),--stop-at-return $(STOP_AT_RETURN)) \
-		$(if $(filter batched_a2c,$(ALGORITHM)),--num-learners $(LEARNERS)) \
+		$(if $(filter batched_a2c-ALE/%,$(ALGORITHM)-$(ENV)),--num-learners $(LEARNERS)) \
 		--max-minutes $(MINUTES) $(FLAGS)
 
 test: $(TESTS_READY)

@@ -42,9 +42,21 @@ class Console(ABC):
         self._preset = preset
         self._start: Mapping[str, Any] = {}
         self._entropy = EntropyWatch()
+        self._silent = False
 
     def on_record(self, record: Mapping[str, Any]) -> None:
-        """Show what the record is worth. A run's first record is its `start` event."""
+        """Show what the record is worth. A run's first record is its `start` event.
+
+        Where nobody reads any more (`repertory train ... | head`), the run goes on in silence.
+        """
+        if self._silent:
+            return
+        try:
+            self._show(record)
+        except OSError:
+            self._silent = True
+
+    def _show(self, record: Mapping[str, Any]) -> None:
         if record["kind"] == "progress":
             warning = self._entropy.observe(record)
             if warning:

@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 import torch
 
 from repertory import environments
 from repertory.agent import Agent
-from repertory.config import ConfigError, RunConfig
-from repertory.environments.base import EnvironmentFailure, EnvironmentSpec, VectorEnvironment
+from repertory.config import ConfigError
+from repertory.environments.base import EnvironmentFailure, VectorEnvironment
 from repertory.models.base import Model
 
 MAX_EPISODE_FRAMES = 108_000
@@ -141,7 +140,7 @@ def evaluate(
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
     config, spec = agent.config, agent.spec
-    own_limit = _own_limit(config, spec)
+    own_limit = spec.max_episode_steps
     limit = max_episode_steps or max(1, MAX_EPISODE_FRAMES // spec.action_repeat)
     limit = limit if own_limit is None else min(limit, own_limit)
     # One seed more than there are columns: the first is that of the actions.
@@ -235,13 +234,3 @@ def shares(episodes: int, num_columns: int) -> list[int]:
     """How many games each column plays, equal but for one; fixed before any game begins."""
     each, rest = divmod(episodes, num_columns)
     return [each + (column < rest) for column in range(num_columns)]
-
-
-def _own_limit(config: RunConfig, spec: EnvironmentSpec) -> int | None:
-    """Env steps after which the environment itself truncates, where that is known."""
-    if config.max_episode_steps is not None or not isinstance(config.env, str):
-        return config.max_episode_steps
-    if spec.action_repeat != 1:
-        return MAX_EPISODE_FRAMES // spec.action_repeat
-    # Describing it has imported the module of an id such as `module:Env-v0`.
-    return gymnasium.spec(config.env.rpartition(":")[2]).max_episode_steps

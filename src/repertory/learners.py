@@ -203,7 +203,7 @@ class Learner:
         return self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters, optimiser state and counters; tensors and plain values only, copied."""
+        """Parameters, optimiser state and counters: the live tensors, and plain values."""
         return {
             "model": model_state(self.model),
             "optimizer": self._optimizer.state_dict(),

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +46,18 @@ def seed_global_generators(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def global_generators() -> tuple[Any, ...]:
+    """The states of the generators that `seed_global_generators` seeds."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def restore_global_generators(states: tuple[Any, ...]) -> None:
+    """Put back what `global_generators` gave."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
 
 
 @contextmanager

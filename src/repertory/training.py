@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing.process
+import pickle
 import signal
 import threading
 import time
@@ -18,11 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+import torch
 from gymnasium.spaces import Discrete
 
-from repertory import checkpoints, environments
+from repertory import checkpoints, environments, models
 from repertory.algorithms import ALGORITHMS, Algorithm
-from repertory.config import ConfigError, RunConfig, to_yaml, validate
+from repertory.config import ConfigError, RunConfig, from_dict, to_yaml, validate
 from repertory.environments.base import EnvironmentSpec
 from repertory.metrics import Record, RunFolder, Sink, start_record
 from repertory.progress import Progress
@@ -78,9 +80,11 @@ def train(config: RunConfig, *, on_record: Callback | None = None) -> Result:
         RoleFailed: A role raised, was killed or hung; no role is left.
     """
     _refuse_a_script_without_guard()
-    validate(config)
     name, algorithm = _algorithm_of(config)
+    config = from_dict(type(config), vars(config))
+    validate(config)
     spec = environments.describe(config.environment)
+    _refuse_what_roles_could_not_use(config, spec)
     folder = RunFolder.create(config, name, spec)
     runtime = _make_runtime(config)
     try:
@@ -152,6 +156,9 @@ class _Run:
                 self._last["episode_return_mean"],
             )
         except RoleFailed as failure:
+            state = failure.results.get("learner-0")
+            if state is not None:
+                self._save(state)
             self._tell({"kind": "event", "event": "failure", "message": str(failure)})
             raise
         finally:
@@ -222,6 +229,24 @@ def _algorithm_of(config: RunConfig) -> tuple[str, Algorithm]:
             return name, algorithm
     known = ", ".join(algorithm.config.__name__ for algorithm in ALGORITHMS.values())
     raise ConfigError(f"{type(config).__name__} is no algorithm's settings (known: {known})")
+
+
+def _refuse_what_roles_could_not_use(config: RunConfig, spec: EnvironmentSpec) -> None:
+    """Find out here, in one line, what would fail in a role, with a traceback."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but this machine has no GPU that PyTorch can use")
+    try:
+        models.create_on_cpu(config, spec)
+    except (ValueError, checkpoints.CheckpointError) as error:
+        raise ConfigError(str(error)) from error
+    if config.runtime != "inline" and callable(config.env):
+        try:
+            pickle.dumps(config.env)
+        except Exception as error:
+            raise ConfigError(
+                "env cannot travel to another process: define it at the top level of a module, "
+                'or use runtime="inline"'
+            ) from error
 
 
 def _make_runtime(config: RunConfig) -> Runtime:

@@ -80,11 +80,21 @@ def produce(
     return number
 
 
+def produce_late(context: RoleContext, seconds: float, writer: TrajectoryWriter) -> bool:
+    """Give signs of life for so long, then put one trajectory marked 100."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        context.report({"kind": "alive"})
+        time.sleep(0.2)
+    return writer.put(marked(100))
+
+
 def consume(
     context: RoleContext, count: int, batches: int, reader: TrajectoryReader, pause: float = 0.0
 ) -> list[list[float]]:
     """Take so many batches; the marks of each."""
     seen = []
+    context.report({"kind": "ready"})
     for _ in range(batches):
         time.sleep(pause)
         batch = reader.take(count)
@@ -105,18 +115,33 @@ def consume_all(context: RoleContext, reader: TrajectoryReader) -> int:
 
 
 def publish(
-    context: RoleContext, versions: int, writer: ParameterWriter, pause: float, size: int = 1000
+    context: RoleContext,
+    versions: int,
+    writer: ParameterWriter,
+    readers: TrajectoryReader,
+    num_readers: int,
+    size: int = 1000,
 ) -> None:
-    """Publish versions 0, 1, ...; version k holds the number k everywhere."""
-    for version in range(versions):
-        writer.publish(model_of(version, size), version)
-        time.sleep(pause)
+    """Publish versions 0, 1, ... once every reader is there; version k holds the number k."""
+    models = [model_of(version, size) for version in range(2)]
+    writer.publish(models[0], 0)
+    assert readers.take(num_readers) is not None
+    for version in range(1, versions):
+        model = models[version % 2]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(version)
+        writer.publish(model, version)
     writer.close()
 
 
-def follow(context: RoleContext, reader: ParameterReader, size: int = 1000) -> list[int]:
+def follow(
+    context: RoleContext, reader: ParameterReader, here: TrajectoryWriter, size: int = 1000
+) -> list[int]:
     """Load the newest version again and again; the versions seen."""
     model, seen = model_of(-1, size), []
+    assert reader.refresh(model) == 0
+    here.put(marked(0))
     while (version := reader.refresh(model)) is not None:
         assert number_in(model) == version
         seen.append(version)

@@ -39,7 +39,8 @@ def test_a_slow_learner_holds_actors_back_at_the_bound(runtime: Runtime) -> None
     counts = {"putting": 0, "taken": 0}
 
     def watch(role: str, record: dict[str, object]) -> None:
-        counts[str(record["kind"])] += 1
+        if record["kind"] in counts:
+            counts[str(record["kind"])] += 1
         ahead.append(counts["putting"] - counts["taken"])
 
     results = runtime.supervise(watch)
@@ -56,7 +57,7 @@ def test_closing_by_the_learner_ends_the_actors(runtime: Runtime) -> None:
     results = runtime.supervise(lambda role, record: None)
     assert len(results["learner-0"]) == 3
     for actor in range(2):
-        assert 3 <= results[f"actor-{actor}"] <= 3 + 2
+        assert 3 <= results[f"actor-{actor}"] <= 3 + 2  # two more fit into the slots before
 
 
 def test_order_actor_refuses_any_other_count(runtime: Runtime) -> None:

@@ -87,7 +87,7 @@ def test_b73_a_killed_role_is_named_with_pid_and_signal(
 
     with pytest.raises(RoleFailed, match=rf"actor-0 failed: .*{said}.*pid \d+"):
         mortal_runtime.supervise(watch)
-    assert time.monotonic() - started[0] < 5
+    assert time.monotonic() - started[0] < 15
 
 
 def test_b72_a_role_that_hangs_is_named_within_its_time(mortal_runtime: Runtime) -> None:
@@ -109,11 +109,13 @@ def test_b72_a_slow_start_is_no_failure(mortal_runtime: Runtime) -> None:
 
 
 def test_waiting_is_a_sign_of_life(mortal_runtime: Runtime) -> None:
-    queue = mortal_runtime.trajectory_queue(roles.SPEC, 1, order="actor")
-    mortal_runtime.start("learner-0", roles.consume, 1, 1, queue.reader())
-    mortal_runtime.start("actor-0", roles.produce, 0, 1, queue.writer(0), 4.0)
+    """The learner waits for eight seconds where it may be silent for five."""
+    queue = mortal_runtime.trajectory_queue(roles.SPEC, 2, order="actor")
+    mortal_runtime.start("learner-0", roles.consume, 2, 1, queue.reader())
+    mortal_runtime.start("actor-0", roles.produce, 0, 1, queue.writer(0))
+    mortal_runtime.start("actor-1", roles.produce_late, 8.0, queue.writer(1))
     results = mortal_runtime.supervise(lambda role, record: None)
-    assert results == {"learner-0": [[0, 0]], "actor-0": 1}
+    assert results["learner-0"] == [[0, 0, 100, 100]]
 
 
 @pytest.mark.parametrize("make", RUNTIMES.values(), ids=list(RUNTIMES))

@@ -17,7 +17,7 @@ from repertory.training import train
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("algorithm", ["a2c", "batched_a2c"])
 def test_the_preset_balances_for_the_median_seed(algorithm: str, tmp_path: Path) -> None:
-    """The threshold is half of what the preset usually reaches; see docs/results.md."""
+    """With half of the budget, half of the return that the preset reaches with all of it."""
     words = f"{algorithm} --env CartPole-v1 --total-steps 100000 --runtime inline --seeds 1..5"
     reached = []
     for config in parse_train(words.split()).configs:

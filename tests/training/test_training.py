@@ -128,10 +128,69 @@ def test_init_from_takes_parameters_and_starts_counting_anew(tmp_path: Path) -> 
     assert second.env_steps < 20
 
 
-def test_settings_out_of_range_are_refused_before_a_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="discount must be at least 0 and at most 1, not 2"):
-        train(A2CConfig(**SMALL, discount=2.0, run_dir=tmp_path / "run"))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"discount": 2.0}, "discount must be at least 0 and at most 1, not 2"),
+        ({"network": "nature"}, "network 'nature' needs images"),
+        ({"optimizer": "sgd"}, "optimizer must be one of rmsprop, adam, not 'sgd'"),
+        ({"runtime": "inlne"}, "runtime must be one of .*did you mean inline"),
+        ({"env": lambda: Counter(3), "runtime": "processes"}, "env cannot travel to another"),
+        ({"init_from": "nowhere"}, "there is no run and no checkpoint nowhere"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line_before_a_folder_is_made(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(A2CConfig(**{**SMALL, **settings}, run_dir=tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_whole_numbers_may_come_as_text(tmp_path: Path) -> None:
+    config = A2CConfig(**SMALL, total_steps="1e2", run_dir=str(tmp_path / "run"))  # type: ignore[arg-type]
+    assert 100 <= train(config).env_steps < 110
+
+
+def test_an_error_of_the_callback_is_its_own_on_every_runtime(tmp_path: Path) -> None:
+    def broken(record: dict[str, Any]) -> None:
+        if record["kind"] == "progress":
+            raise KeyError("mine")
+
+    for runtime in ("inline", "processes"):
+        settings = {**SMALL, "runtime": runtime}
+        with pytest.raises(KeyError, match="mine"):
+            train(
+                A2CConfig(**settings, total_steps=10**6, run_dir=tmp_path / runtime),
+                on_record=broken,
+            )
+
+
+def test_the_callers_global_generators_are_left_alone(tmp_path: Path) -> None:
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    expected = (random.random(), float(np.random.random()), float(torch.rand(())))
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    train(A2CConfig(**SMALL, total_steps=50, run_dir=tmp_path / "run"))
+    assert (random.random(), float(np.random.random()), float(torch.rand(()))) == expected
+
+
+class Reader(io.StringIO):
+    """A stream whose reader leaves after the first line."""
+
+    def write(self, text: str) -> int:
+        if self.getvalue():
+            raise BrokenPipeError
+        return super().write(text)
+
+
+def test_a_run_goes_on_when_nobody_reads_its_console_any_more(tmp_path: Path) -> None:
+    with PlainConsole(Reader()) as console:
+        config = A2CConfig(**SMALL, total_steps=200, run_dir=tmp_path / "run")
+        assert train(config, on_record=console.on_record).reason == "total_steps"
 
 
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
@@ -154,6 +213,9 @@ def test_b59_an_environment_that_raises_stops_the_run_with_its_own_words(
     last = lines_of(tmp_path / "run")[-1]
     assert (last["kind"], last["event"]) == ("event", "failure")
     assert "boom" in last["message"]
+    # The learner, which is well, hands over what it has when it sees that the run is over.
+    saved = list((tmp_path / "run" / "checkpoints").glob("step_*.pt"))
+    assert len(saved) == (1 if runtime == "processes" else 0)
     before.check(descriptors=False)
 
 
@@ -319,7 +381,8 @@ def test_a_script_without_a_main_guard_gets_one_clear_line(tmp_path: Path) -> No
     script = tmp_path / "unguarded.py"
     script.write_text(
         "import repertory\n"
-        "repertory.train(repertory.A2CConfig(env='CartPole-v1', total_steps=100, run_dir='run'))\n"
+        "config = repertory.BatchedA2CConfig(env='CartPole-v1', total_steps=100, run_dir='run')\n"
+        "repertory.train(config)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(

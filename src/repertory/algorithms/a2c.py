@@ -35,7 +35,7 @@ class A2CConfig(RunConfig):
 
 def train(config: A2CConfig, environment: EnvironmentSpec, runtime: Runtime) -> None:
     """Start one role that does everything."""
-    group = runtime.learner_group(models.create(config, environment), num_learners=1)
+    group = runtime.learner_group(models.create_on_cpu(config, environment), num_learners=1)
     runtime.start(
         "learner-0", learn, config, environment, group.member(0), threads=config.learner_threads
     )

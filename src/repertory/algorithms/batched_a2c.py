@@ -66,7 +66,7 @@ def train(config: BatchedA2CConfig, environment: EnvironmentSpec, runtime: Runti
 
 def start_step(config: BatchedA2CConfig, environment: EnvironmentSpec, runtime: Runtime) -> None:
     """Learners that play their share of columns themselves."""
-    model = models.create(config, environment)
+    model = models.create_on_cpu(config, environment)
     group = runtime.learner_group(model, config.num_learners)
     for rank in range(config.num_learners):
         runtime.start(
@@ -84,7 +84,7 @@ def start_trajectory(
     config: BatchedA2CConfig, environment: EnvironmentSpec, runtime: Runtime
 ) -> None:
     """Learners, and actors that play for one learner each."""
-    model = models.create(config, environment)
+    model = models.create_on_cpu(config, environment)
     spec = trajectory_spec(
         environment, model, unroll_length=config.unroll_length, num_columns=config.num_envs
     )
@@ -152,7 +152,7 @@ def act(
 ) -> None:
     """Play trajectory k with version k, waiting for it."""
     stopwatch = Stopwatch()
-    model = models.create(config, environment)
+    model = models.create_on_cpu(config, environment)
     actor = Actor.create(config, environment, model, stopwatch, indices=[index])
     for version in count():
         with stopwatch("waiting"):

@@ -73,7 +73,7 @@ def run(arguments: Sequence[str]) -> int:
     sys.stdout.write(report(evaluation, checkpoint) + "\n")
     folder = run_folder_of(checkpoint)
     if folder is not None:
-        file = _write(evaluation, folder / "eval", checkpoint)
+        file = _write(evaluation, folder / "eval", checkpoint, parsed.max_episode_steps)
         sys.stdout.write(f"written to {file}\n")
     return 0
 
@@ -98,10 +98,11 @@ def report(evaluation: Evaluation, checkpoint: Path) -> str:
     return "\n".join(lines)
 
 
-def _write(evaluation: Evaluation, folder: Path, checkpoint: Path) -> Path:
+def _write(evaluation: Evaluation, folder: Path, checkpoint: Path, limit: int | None) -> Path:
     """Leave the numbers in the run; the same evaluation made again replaces its file."""
     kind = "greedy" if evaluation.greedy else "stochastic"
-    file = folder / f"{checkpoint.stem}_{kind}_{len(evaluation.episodes)}.json"
+    cut = f"_max{limit}" if limit is not None else ""
+    file = folder / f"{checkpoint.stem}_{kind}_{len(evaluation.episodes)}{cut}.json"
     folder.mkdir(exist_ok=True)
     text = json.dumps(evaluation.to_record(), indent=2, allow_nan=False)
     file.write_text(text + "\n", encoding="utf-8")

@@ -270,6 +270,7 @@ class Game:
             action_repeat=ACTION_REPEAT,
             frame_stack=FRAME_STACK,
             image_layout="chw",
+            max_episode_steps=self.max_frames // ACTION_REPEAT,
         )
 
 

@@ -68,6 +68,8 @@ class EnvironmentSpec:
         frame_stack: How many single frames lie along the first axis of an observation; 1 where
             observations are not stacked.
         image_layout: Where the channels of an image observation stand; `none` for other shapes.
+        max_episode_steps: Env steps after which the environment itself truncates; None where there
+            is no limit or none is known.
     """
 
     name: str
@@ -77,6 +79,7 @@ class EnvironmentSpec:
     action_repeat: int = 1
     frame_stack: int = 1
     image_layout: ImageLayout = "none"
+    max_episode_steps: int | None = None
 
 
 @dataclass

@@ -171,6 +171,8 @@ class Recipe:
             observation_space=env.observation_space,
             action_space=env.action_space,
             image_layout=image_layout(self.name, env.observation_space, self.wanted_layout),
+            max_episode_steps=self.max_episode_steps
+            or (self.source.max_episode_steps if isinstance(self.source, EnvSpec) else None),
         )
 
     def _refusal(self, error: Exception) -> EnvironmentRefused:
@@ -302,7 +304,7 @@ class GymnasiumVector:
                     f"column {column}, env step {self._num_steps[column] + 1}: "
                     f"its process ended with exit code {process.exitcode}"
                 )
-            process.terminate()
+            process.kill()  # what runs in a role ignores a request to terminate
         for process in processes:
             process.join()
         self._vector.closed = True

@@ -12,11 +12,16 @@ from repertory.environments.base import EnvironmentSpec
 from repertory.models.networks import ActorCritic, build_model
 from repertory.seeds import Stream, global_generator, seed_for
 
-__all__ = ["create", "device_of"]
+__all__ = ["create", "create_on_cpu", "device_of"]
 
 
 def create(config: RunConfig, environment: EnvironmentSpec) -> ActorCritic:
-    """The model that a run starts from, the same in every role, on the run's device.
+    """The model that a learner starts from, on the run's device; see `create_on_cpu`."""
+    return create_on_cpu(config, environment).to(device_of(config))
+
+
+def create_on_cpu(config: RunConfig, environment: EnvironmentSpec) -> ActorCritic:
+    """The model that a run starts from, the same in every role, where a GPU would be of no use.
 
     Raises:
         ValueError: The network cannot take the environment's observations.
@@ -33,7 +38,7 @@ def create(config: RunConfig, environment: EnvironmentSpec) -> ActorCritic:
         )
     if config.init_from is not None:
         load_model_state(model, load(resolve(Path(config.init_from)))["model"])
-    return model.to(device_of(config))
+    return model
 
 
 def device_of(config: RunConfig) -> torch.device:

@@ -32,6 +32,8 @@ class RoleFailed(RuntimeError):
         self.role = role
         self.reason = reason
         self.traceback = traceback
+        self.results: dict[str, Any] = {}
+        """What other roles returned all the same, by name."""
 
 
 class TrajectoryWriter(Protocol):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from repertory.parameters import flatten, snapshot_size, travelling_tensors, unflatten
 from repertory.runtimes.base import Order, Record, Role, RoleFailed
+from repertory.seeds import global_generators, restore_global_generators
 from repertory.trajectories import Trajectory, TrajectorySpec, stack
 
 
@@ -254,7 +255,7 @@ class _Context:
         self._states_given = 0
 
     def report(self, record: Record) -> None:
-        self._runtime._deliver(self.name, record)
+        self._runtime._report(self.name, record)
 
     def offer_state(self, collect: Callable[[], Mapping[str, Any]]) -> None:
         if self._states_given < self._runtime._states_asked:
@@ -272,6 +273,7 @@ class InlineRuntime:
         self._stop = False
         self._states_asked = 0
         self._deliver: Callable[[str, Record], None] = lambda name, record: None
+        self._parents_error: Exception | None = None
 
     def trajectory_queue(
         self, spec: TrajectorySpec, num_actors: int, *, order: Order, capacity: int = 2
@@ -296,6 +298,7 @@ class InlineRuntime:
         """See `Runtime`. `on_record` is called on the reporting role's thread, in its turn."""
         self._deliver = on_record
         threads_before = torch.get_num_threads()
+        generators_before = global_generators()
         pool = [
             threading.Thread(
                 target=self._baton.run, args=(role, self._results), name=role.name, daemon=True
@@ -310,13 +313,26 @@ class InlineRuntime:
         for thread in pool:
             thread.join()
         torch.set_num_threads(threads_before)
+        restore_global_generators(generators_before)
+        if self._parents_error is not None:
+            raise self._parents_error
         if self._baton.failure is not None:
+            self._baton.failure.results = self._results
             raise self._baton.failure
         return self._results
 
     def collect_state(self) -> None:
         """See `Runtime`."""
         self._states_asked += 1
+
+    def _report(self, name: str, record: Record) -> None:
+        """Deliver a record; what goes wrong there is the parent's error, not the role's."""
+        try:
+            self._deliver(name, record)
+        except Exception as error:
+            self._parents_error = error
+            self._baton.failure = RoleFailed(name, "the parent failed")
+            raise _Aborted from error
 
     def stop(self) -> None:
         """See `Runtime`."""

@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -78,12 +79,11 @@ class _Control:
 
     def beat(self, index: int) -> None:
         """A role's sign of life."""
-        self._beats[index] = time.monotonic_ns()
+        self._beats[index] += 1
 
-    def silent_seconds(self, index: int) -> float | None:
-        """How long ago the last sign of life was; None before the first."""
-        last = int(self._beats[index])
-        return (time.monotonic_ns() - last) / 1e9 if last else None
+    def beats(self, index: int) -> int:
+        """How many signs of life a role has given."""
+        return int(self._beats[index])
 
 
 class _Context:
@@ -136,13 +136,18 @@ class _Context:
 
 @dataclass
 class _Child:
-    """What the parent knows of a role."""
+    """What the parent knows of a role.
+
+    Silence is counted a look at a time, and a look counts little: a machine that sleeps, or a run
+    that is stopped and continued, makes nobody look dead.
+    """
 
     name: str
     index: int
     process: multiprocessing.process.BaseProcess
-    started: float
-    reader: threading.Thread
+    reader: threading.Thread | None = None
+    beats: int = 0
+    silent_seconds: float = 0.0
     ended: bool = False
 
 
@@ -162,6 +167,7 @@ class ProcessRuntime:
         self._inbox: queue.SimpleQueue[tuple[_Child, str, Any]] = queue.SimpleQueue()
         self._results: dict[str, Any] = {}
         self._failure: RoleFailed | None = None
+        self._looked = time.monotonic()
 
     def trajectory_queue(
         self, spec: TrajectorySpec, num_actors: int, *, order: Order, capacity: int = 2
@@ -191,9 +197,10 @@ class ProcessRuntime:
         with _deaf_to_signals():
             process.start()
         theirs.close()
-        reader = threading.Thread(target=self._listen, args=(index, ours), daemon=True)
-        self._children.append(_Child(name, index, process, time.monotonic(), reader))
-        reader.start()
+        child = _Child(name, index, process)
+        child.reader = threading.Thread(target=self._listen, args=(child, ours), daemon=True)
+        child.reader.start()
+        self._children.append(child)
 
     def supervise(self, on_record: Callable[[str, Record], None]) -> dict[str, Any]:
         """See `Runtime`."""
@@ -206,6 +213,8 @@ class ProcessRuntime:
             return self._results
         finally:
             self.close()
+            if self._failure is not None:
+                self._keep_late_results(self._failure)
 
     def collect_state(self) -> None:
         """See `Runtime`."""
@@ -225,23 +234,28 @@ class ProcessRuntime:
             if child.process.is_alive():
                 child.process.kill()
             child.process.join()
-            child.reader.join(1.0)
+            if child.reader is not None:
+                child.reader.join(1.0)
             child.process.close()
         self._children.clear()
         for channel in self._channels:
             channel.close()
         self._channels.clear()
 
-    def _listen(self, index: int, pipe: Connection) -> None:
+    def _listen(self, child: _Child, pipe: Connection) -> None:
         """Pass on what a role sends; a thread a role, so that a stuck one blocks no other."""
-        while True:
-            try:
-                kind, content = pickle.loads(pipe.recv_bytes())
-            except (EOFError, OSError):
-                break
-            self._inbox.put((self._children[index], kind, content))
-        pipe.close()
-        self._inbox.put((self._children[index], "ended", None))
+        with pipe:
+            while True:
+                try:
+                    message = pipe.recv_bytes()
+                except (EOFError, OSError):
+                    break
+                try:
+                    kind, content = pickle.loads(message)
+                except Exception as error:  # of a class that only the role can import, say
+                    kind, content = "error", (f"unreadable message: {error}", "")
+                self._inbox.put((child, kind, content))
+        self._inbox.put((child, "ended", None))
 
     def _read_messages(self, on_record: Callable[[str, Record], None]) -> None:
         """Handle what has come, waiting a little for the first."""
@@ -250,6 +264,15 @@ class ProcessRuntime:
             while True:
                 self._handle(child, kind, content, on_record)
                 child, kind, content = self._inbox.get_nowait()
+
+    def _keep_late_results(self, failure: RoleFailed) -> None:
+        """What other roles returned when they saw that the run was over."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                child, kind, content = self._inbox.get_nowait()
+                if kind == "result":
+                    self._results[child.name] = content
+        failure.results = self._results
 
     def _handle(
         self, child: _Child, kind: str, content: Any, on_record: Callable[[str, Record], None]
@@ -267,13 +290,16 @@ class ProcessRuntime:
                 self._fail(child, f"{_how_it_ended(child.process)} (pid {child.process.pid})")
 
     def _look_for_the_hung(self) -> None:
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, 1.0), now
         for child in self._children:
             if child.ended:
                 continue
-            silent = self._control.silent_seconds(child.index)
-            if silent is None:
-                silent = time.monotonic() - child.started - _START_SECONDS + self._timeout
-            if silent > self._timeout:
+            beats = self._control.beats(child.index)
+            child.silent_seconds = child.silent_seconds + passed if beats == child.beats else 0.0
+            child.beats = beats
+            allowed = self._timeout if beats else max(self._timeout, _START_SECONDS)
+            if child.silent_seconds > allowed:
                 self._fail(
                     child,
                     f"no sign of life for {self._timeout:g} s (pid {child.process.pid}); if an "
@@ -288,27 +314,27 @@ class ProcessRuntime:
 
 @contextlib.contextmanager
 def _deaf_to_signals() -> Iterator[None]:
-    """Let a process that is started in the block ignore what the parent alone answers.
+    """Hold back, from a process that is started in the block, what the parent alone answers.
 
-    Signals from a terminal go to the whole group. What is ignored stays so in a new process, from
-    its first instruction on; it would otherwise die of Ctrl-C while it still imports. Only a main
-    thread may do this; elsewhere a new process ignores them as soon as its role begins.
+    Signals from a terminal go to the whole group, and a new process would die of Ctrl-C while it
+    still imports. It inherits the mask, and ignores them when its role begins. The parent itself
+    gets what was held back when the block ends.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _PARENTS_SIGNALS}
+    resource_tracker.ensure_running()  # started with the first process, it would lift the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
     code = process.exitcode
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
+    if code is None:
+        return "closed its line and goes on"
+    if code < 0:
+        known = {number.value: number.name for number in signal.Signals}
+        return f"killed by {known.get(-code, f'signal {-code}')}"
     return f"ended with exit code {code} and without a word"
 
 
@@ -324,6 +350,7 @@ def _run_role(
     """A role's whole life, in its own process."""
     for number in _PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     torch.set_num_threads(threads)
     context = _Context(name, index, control, pipe)

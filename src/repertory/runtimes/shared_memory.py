@@ -173,18 +173,19 @@ class Endpoint:
 
 
 class _QueueWriter(Endpoint):
-    def __init__(self, slots: TrajectorySlots, free: Channel, full: Channel) -> None:
+    def __init__(
+        self, slots: TrajectorySlots, free: Channel, full: Channel, closed: Tensor
+    ) -> None:
         self._slots = slots
         self._free = free
         self._full = full
-        self._closed = False
+        self._closed = closed
 
     def put(self, trajectory: Trajectory) -> bool:
         if self._closed or not self.context.wait_for([self._free]):
             return False
         (slot,) = self._free.receive()
-        if slot == _CLOSED:
-            self._closed = True
+        if self._closed:
             return False
         self._slots.write(slot, trajectory)
         self._full.send(slot)
@@ -193,15 +194,20 @@ class _QueueWriter(Endpoint):
 
 class _QueueReader(Endpoint):
     def __init__(
-        self, slots: TrajectorySlots, free: list[Channel], full: list[Channel], order: Order
+        self,
+        slots: TrajectorySlots,
+        free: list[Channel],
+        full: list[Channel],
+        order: Order,
+        closed: Tensor,
     ) -> None:
         self._slots = slots
         self._free = free
         self._full = full
         self._order = order
+        self._closed = closed
         self._arrived: deque[tuple[int, int]] = deque()  # (actor, slot), oldest first
         self._batch: Trajectory | None = None
-        self._closed = False
 
     def take(self, count: int) -> Trajectory | None:
         if self._order == "actor" and count != len(self._full):
@@ -218,10 +224,9 @@ class _QueueReader(Endpoint):
         return self._batch
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            for channel in self._free:
-                channel.send(_CLOSED)
+        self._closed.fill_(True)
+        for channel in self._free:
+            channel.send(_CLOSED)  # wakes an actor that waits for a slot
 
     def _collect(self, count: int) -> list[tuple[int, int]] | None:
         """Which slots to take; None when the run is over."""
@@ -269,17 +274,18 @@ class SharedQueue:
         self._full = [Channel(1) for _ in range(num_actors)]
         channels.extend([*self._free, *self._full])
         self._order = order
+        self._closed = shared_zeros(1, dtype=torch.bool)
         for actor, channel in enumerate(self._free):
             for slot in range(capacity):
                 channel.send(actor * capacity + slot)
 
     def writer(self, actor: int) -> _QueueWriter:
         """See `TrajectoryQueue`."""
-        return _QueueWriter(self._slots, self._free[actor], self._full[actor])
+        return _QueueWriter(self._slots, self._free[actor], self._full[actor], self._closed)
 
     def reader(self) -> _QueueReader:
         """See `TrajectoryQueue`."""
-        return _QueueReader(self._slots, self._free, self._full, self._order)
+        return _QueueReader(self._slots, self._free, self._full, self._order, self._closed)
 
 
 class _ParameterMemory:

@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--train", nargs=argparse.REMAINDER, required=True, help="as the command")
     arguments = parser.parse_args()
     output = Path(__file__).parent / "results" / f"learning__{arguments.name}.json"
+    output.parent.mkdir(exist_ok=True)
     runs = []
     for config in parse_train(arguments.train).configs:
         runs.append(one_run(config, arguments.threshold, arguments.runs))

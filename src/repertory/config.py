@@ -98,6 +98,8 @@ class RunConfig:
     """Recurrent core between torso and heads."""
     core_size: int = 256
     """Width of the core."""
+    initialization: Literal["published", "orthogonal"] = "published"
+    """First parameters: as the network was published, or orthogonal kernels of gain sqrt(2)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the network's passes; parameters and targets stay float32."""
 

@@ -269,6 +269,19 @@ def test_deep_network_starts_from_a_cut_normal() -> None:
                 assert layer.weight.std().item() == pytest.approx(0.88 * deviation, rel=0.1)
 
 
+@pytest.mark.parametrize("network", ["a3c", "nature", "impala"])
+def test_orthogonal_initialization_keeps_the_scale_of_what_goes_through(network: Any) -> None:
+    model = build_model(spec_of(ATARI), network=network, initialization="orthogonal")
+    for layer in model.torso.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            kernel = layer.weight.detach().flatten(1)
+            smaller = kernel @ kernel.T if kernel.shape[0] <= kernel.shape[1] else kernel.T @ kernel
+            torch.testing.assert_close(smaller, 2 * torch.eye(len(smaller)), atol=1e-4, rtol=0)
+            assert not layer.bias.any()
+    policy = model(torch.zeros(1, 1, 4, 84, 84, dtype=torch.uint8), (), torch.zeros(1, 1).bool())
+    assert policy.policy.entropy().item() == pytest.approx(math.log(6), abs=1e-3)
+
+
 def test_mlp_starts_orthogonal_with_a_nearly_uniform_policy() -> None:
     model = build(VECTOR, hidden_sizes=(32, 16))
     gains = [

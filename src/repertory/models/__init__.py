@@ -34,6 +34,7 @@ def create_on_cpu(config: RunConfig, environment: EnvironmentSpec) -> ActorCriti
             hidden_sizes=config.hidden_sizes,
             core=config.core,
             core_size=config.core_size,
+            initialization=config.initialization,
             precision=config.precision,
         )
     if config.init_from is not None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 import gymnasium
 import numpy as np
@@ -32,7 +32,10 @@ from repertory.trajectories import CoreState
 
 Network = Literal["auto", "mlp", "a3c", "nature", "minatar", "impala"]
 Core = Literal["none", "lstm", "gru"]
+Initialization = Literal["published", "orthogonal"]
 Precision = Literal["float32", "bfloat16"]
+
+LayerT = TypeVar("LayerT", bound=nn.Conv2d | nn.Linear)
 
 _SMALL_IMAGE_SIDE = 36
 """Images with a shorter side than this get the MinAtar torso when the network is `auto`."""
@@ -315,6 +318,7 @@ def build_model(
     hidden_sizes: Sequence[int] = (64, 64),
     core: Core = "none",
     core_size: int = 256,
+    initialization: Initialization = "published",
     precision: Precision = "float32",
 ) -> ActorCritic:
     """The model that a configuration asks for, with fresh parameters from torch's generator.
@@ -328,6 +332,9 @@ def build_model(
         hidden_sizes: Widths of the `mlp` torso's layers.
         core: Recurrent core between torso and heads.
         core_size: Width of the core.
+        initialization: `published` starts each network as its paper or program did; `orthogonal`
+            starts every kernel orthogonal, of gain sqrt(2) in torsos, 0.01 in the policy's head
+            and 1 in the critic's, with biases 0, as OpenAI Baselines does.
         precision: Arithmetic of torso and core.
 
     Returns:
@@ -364,15 +371,23 @@ def build_model(
     model = ActorCritic(
         space.shape, torso, memory, head, value_torso=value_torso, precision=precision
     )
-    match network:
-        case "mlp":
-            # A nearly uniform first policy, whose entropy is near its largest.
-            _orthogonal(model.policy, 0.01)
-            _orthogonal(model.value, 1.0)
-        case "impala":
-            _truncated_normal(model.policy)
-            _truncated_normal(model.value)
+    _initialize(model, network, initialization)
     return model
+
+
+def _initialize(model: ActorCritic, network: Network, initialization: Initialization) -> None:
+    """Set the first parameters that differ from what layers are made with."""
+    if initialization == "orthogonal":
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                _orthogonal(module, math.sqrt(2.0))
+    if network == "mlp" or initialization == "orthogonal":
+        # A nearly uniform first policy, whose entropy is near its largest.
+        _orthogonal(model.policy, 0.01)
+        _orthogonal(model.value, 1.0)
+    elif network == "impala":
+        _truncated_normal(model.policy)
+        _truncated_normal(model.value)
 
 
 def _default_network(space: gymnasium.spaces.Box, layout: ImageLayout) -> Network:
@@ -413,10 +428,14 @@ def _flatten(images: Tensor) -> Tensor:
     return images.movedim(1, -1).flatten(1)
 
 
-def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
+def _orthogonal(layer: LayerT, gain: float) -> LayerT:
     """Set an orthogonal kernel of `gain` and biases 0."""
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
+    # Convolutions lie channels-last in memory, which the initialisation cannot flatten in place.
+    kernel = torch.empty(layer.weight.shape, dtype=layer.weight.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(nn.init.orthogonal_(kernel, gain))
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
     return layer
 
 

@@ -127,8 +127,15 @@ _ATARI = {
 
 _PONG = {
     **_ATARI,
-    # Mnih et al. (2016), section 4.1: the small network is enough for Pong, and faster.
+    # Mnih et al. (2016), section 4.1: the small network is enough for Pong. On two cores,
+    # 32 columns and eight ticks spend the least time on anything but games and passes; the rate
+    # grows with the batch. Orthogonal kernels keep the small moving things in the picture visible
+    # to the last layer, and normalised advantages make them matter before the critic is good.
     "network": "a3c",
+    "initialization": "orthogonal",
+    "unroll_length": 8,
+    "learning_rate": 1e-3,
+    "normalize_advantages": True,
 }
 
 _CARTPOLE_IDS = ("CartPole-v1",)
@@ -162,13 +169,13 @@ PRESETS: tuple[Preset, ...] = (
     Preset("cartpole", "a2c", _CARTPOLE_IDS, _one_actor(_CARTPOLE, 8), _ZOO),
     Preset("lunarlander", "a2c", _LUNAR_LANDER_IDS, _one_actor(_LUNAR_LANDER, 8), _ZOO),
     Preset("minatar", "a2c", _MINATAR_IDS, _one_actor(_MINATAR, 16), _YOUNG_TIAN),
-    Preset("pong", "a2c", _PONG_IDS, _one_actor(_PONG, 16), _OPENAI_A2C),
+    Preset("pong", "a2c", _PONG_IDS, _one_actor(_PONG, 32), _OPENAI_A2C),
     Preset("atari", "a2c", _ATARI_IDS, _one_actor(_ATARI, 16), _OPENAI_A2C),
     Preset("cartpole", "batched_a2c", _CARTPOLE_IDS, _several_actors(_CARTPOLE, 2, 4), _ZOO),
     Preset(
         "lunarlander", "batched_a2c", _LUNAR_LANDER_IDS, _several_actors(_LUNAR_LANDER, 2, 4), _ZOO
     ),
     Preset("minatar", "batched_a2c", _MINATAR_IDS, _several_actors(_MINATAR, 4, 4), _YOUNG_TIAN),
-    Preset("pong", "batched_a2c", _PONG_IDS, _several_actors(_PONG, 4, 4), _OPENAI_A2C),
+    Preset("pong", "batched_a2c", _PONG_IDS, _several_actors(_PONG, 4, 8), _OPENAI_A2C),
     Preset("atari", "batched_a2c", _ATARI_IDS, _several_actors(_ATARI, 4, 4), _OPENAI_A2C),
 )

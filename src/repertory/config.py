@@ -34,6 +34,11 @@ import yaml
 
 from repertory.environments.base import EnvironmentConfig
 
+Network = Literal["auto", "mlp", "a3c", "nature", "minatar", "impala"]
+Core = Literal["none", "lstm", "gru"]
+Initialization = Literal["published", "orthogonal"]
+Precision = Literal["float32", "bfloat16"]
+
 
 class ConfigError(ValueError):
     """A setting has a wrong name or value; one line says which, and what would do."""
@@ -90,17 +95,17 @@ class RunConfig:
 
     # Model
 
-    network: Literal["auto", "mlp", "a3c", "nature", "minatar", "impala"] = "auto"
+    network: Network = "auto"
     """Torso; `auto` takes `mlp` for vectors, `minatar` for small images and `a3c` for others."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the `mlp` torso's layers."""
-    core: Literal["none", "lstm", "gru"] = "none"
+    core: Core = "none"
     """Recurrent core between torso and heads."""
     core_size: int = 256
     """Width of the core."""
-    initialization: Literal["published", "orthogonal"] = "published"
+    initialization: Initialization = "published"
     """First parameters: as the network was published, or orthogonal kernels of gain sqrt(2)."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     """Arithmetic of the network's passes; parameters and targets stay float32."""
 
     # Learning

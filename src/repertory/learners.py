@@ -160,7 +160,7 @@ class Learner:
             self._gradient.zero_()
             losses.total.backward()
         with self._stopwatch("waiting"):
-            counts = self._group.sum(self._gradient, int(batch.valid.sum()))
+            counts = self._group.sum(self._gradient, int(losses.count))
         if counts is None:
             return False
         with self._stopwatch("learning"):

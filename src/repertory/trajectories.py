@@ -4,7 +4,7 @@ Time-major, `T` ticks by `B` columns. Row t of every `[T, B]` tensor describes t
 leads from observation t to observation t + 1, so `observations` has one row more than the rest.
 
 What is here: the type, its allocation, stacking by columns and splitting, and the packing of
-stacked frames. What is not here: targets and losses (`targets`, `losses`), storage (`replay`).
+stacked frames. What is not here: targets and losses (`targets`, `losses`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from repertory.commands.arguments import parse_train
 from tests.architecture.source import REPOSITORY
 
 STAMPS = [".training-ready", ".tests-ready"]
@@ -35,6 +36,17 @@ def environment(tmp_path: Path) -> Path:
     for stamp in STAMPS:
         (tmp_path / stamp).touch()
     return tmp_path
+
+
+@pytest.mark.parametrize("env", ["ALE/Pong-v5", "ALE/Breakout-v5", "CartPole-v1", "Acrobot-v1"])
+@pytest.mark.parametrize("algorithm", ["a2c", "batched_a2c"])
+def test_whatever_is_trained_on_many_cores_the_command_is_accepted(
+    env: str, algorithm: str, environment: Path
+) -> None:
+    variables = (f"VENV={environment}", f"ENV={env}", f"ALGORITHM={algorithm}", "LEARNERS=4")
+    command = make("--dry-run", "train", *variables).stdout.replace("\\\n", " ")
+    words = command[command.index("repertory train ") :].split()[2:]
+    assert parse_train(words).algorithm == algorithm
 
 
 @pytest.mark.parametrize("target", ["train", "test", "check", "nightly"])

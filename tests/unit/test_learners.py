@@ -14,8 +14,8 @@ from repertory.actors import Actor
 from repertory.algorithms.a2c import A2CConfig, targets
 from repertory.environments import describe
 from repertory.learners import Learner
+from repertory.metrics import Record
 from repertory.progress import Stopwatch
-from repertory.runtimes.base import Record
 from repertory.runtimes.inline import InlineRuntime
 from repertory.trajectories import Trajectory, split, stack
 from tests.probes import Counter

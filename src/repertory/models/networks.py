@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import gymnasium
 import numpy as np
@@ -24,16 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from repertory.config import Core, Initialization, Network, Precision
 from repertory.environments.base import EnvironmentSpec, ImageLayout
 from repertory.models.base import ModelOutput
 from repertory.models.cores import RecurrentCore
 from repertory.models.policies import PolicyHead, policy_head
 from repertory.trajectories import CoreState
-
-Network = Literal["auto", "mlp", "a3c", "nature", "minatar", "impala"]
-Core = Literal["none", "lstm", "gru"]
-Initialization = Literal["published", "orthogonal"]
-Precision = Literal["float32", "bfloat16"]
 
 LayerT = TypeVar("LayerT", bound=nn.Conv2d | nn.Linear)
 

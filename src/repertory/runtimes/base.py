@@ -14,10 +14,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
+from repertory.metrics import Record
 from repertory.trajectories import Trajectory, TrajectorySpec
-
-Record = dict[str, Any]
-"""One thing a role tells the parent: plain values, with a `kind`."""
 
 Order = Literal["arrival", "actor"]
 """How a queue takes: whatever came first, or one from each actor, by index."""

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repertory.metrics import Record
 from repertory.parameters import flatten, snapshot_size, travelling_tensors, unflatten
-from repertory.runtimes.base import Order, Record, Role, RoleFailed
+from repertory.runtimes.base import Order, Role, RoleFailed
 from repertory.seeds import global_generators, restore_global_generators
 from repertory.trajectories import Trajectory, TrajectorySpec, stack
 

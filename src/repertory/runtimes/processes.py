@@ -28,7 +28,8 @@ import torch
 import torch.multiprocessing  # registers how tensors travel to a spawned process
 from torch import nn
 
-from repertory.runtimes.base import Order, Record, Role, RoleFailed
+from repertory.metrics import Record
+from repertory.runtimes.base import Order, Role, RoleFailed
 from repertory.runtimes.shared_memory import (
     Channel,
     Endpoint,

@@ -265,20 +265,23 @@ def test_a_damaged_checkpoint_gets_one_line_and_code_1(capsys: pytest.CaptureFix
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+@pytest.mark.parametrize("runtime", ["inline", "processes"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_run_with_a_checkpoint_and_the_code_of_shells(
-    number: signal.Signals, code: int
+    number: signal.Signals, code: int, runtime: str
 ) -> None:
+    """The signal goes to the whole process group, as from a terminal."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "repertory", "train", "a2c", "--env", "CartPole-v1"),
-            *("--total-steps", "1e8", "--runtime", "inline", "--run-dir", "run"),
+            *("--total-steps", "1e8", "--runtime", runtime, "--run-dir", "run"),
             *("--log-every-steps", "500"),
         ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     try:
         metrics = Path("run/metrics.jsonl")
@@ -287,11 +290,12 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_the_code_of_shells(
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        process.send_signal(number)
+        os.killpg(process.pid, number)
         printed, errors = process.communicate(timeout=15)
     finally:
         process.kill()
         process.communicate()
     assert process.returncode == code, errors
+    assert "Traceback" not in errors
     assert "to evaluate it: repertory eval run" in printed
     assert load(latest(Path("run")))["env_steps"] > 0

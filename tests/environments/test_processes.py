@@ -126,6 +126,20 @@ def test_a_process_that_dies_is_named_and_leaves_none_behind():
     vector.close()
 
 
+def test_a_process_that_dies_is_named_even_where_requests_to_end_are_ignored():
+    """As they are in every role: the other columns' processes inherit it."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        vector = in_processes(Die, [10, 11], at=1, on_seed=11)
+        vector.reset()
+        with pytest.raises(EnvironmentFailure, match=r"column 1, env step 1: .* exit code -9"):
+            vector.step(np.zeros(2, np.int64))
+        assert_no_process_left()
+        vector.close()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_an_interrupt_during_a_tick_leaves_no_process_behind():
     """One column hangs; a close that waited for its answer would hang as well."""
     vector = in_processes(Hang, [10, 11], at=1, on_seed=11)

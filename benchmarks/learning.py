@@ -6,6 +6,10 @@ first reached it, in env steps and in minutes.
 
     python benchmarks/learning.py --name cartpole --threshold 475 \
         --train a2c --env CartPole-v1 --total-steps 200000 --seeds 1..5
+
+A run that was made by itself, or cut short, becomes a result through `--from`:
+
+    python benchmarks/learning.py --name pong --threshold 10 --from runs/ALE_Pong-v5__...
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from repertory.commands.arguments import parse_train
-from repertory.config import RunConfig, to_dict
+from repertory.config import RunConfig, parse_yaml, to_dict
 from repertory.metrics import git_state, machine, versions
 from repertory.training import train
 
@@ -34,14 +38,22 @@ def main() -> None:
     parser.add_argument("--name", required=True, help="name of the result")
     parser.add_argument("--threshold", type=float, help="mean return that should be reached")
     parser.add_argument("--runs", type=Path, help="folder for the runs; by default runs/")
-    parser.add_argument("--train", nargs=argparse.REMAINDER, required=True, help="as the command")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--from", nargs="+", type=Path, dest="folders", help="run folders")
+    source.add_argument("--train", nargs=argparse.REMAINDER, help="as the command")
     arguments = parser.parse_args()
     output = Path(__file__).parent / "results" / f"learning__{arguments.name}.json"
     output.parent.mkdir(exist_ok=True)
-    runs = []
+    runs = [from_folder(folder, arguments.threshold) for folder in arguments.folders or ()]
+    if runs:
+        output.write_text(json.dumps(report(arguments.threshold, runs), indent=1))
+        for run in runs:
+            print(summary(run, arguments.threshold))
+        print(f"written to {output}")
+        return
     for config in parse_train(arguments.train).configs:
         runs.append(one_run(config, arguments.threshold, arguments.runs))
-        output.write_text(json.dumps(report(arguments.train, arguments.threshold, runs), indent=1))
+        output.write_text(json.dumps(report(arguments.threshold, runs, arguments.train), indent=1))
         print(summary(runs[-1], arguments.threshold), flush=True)
     print(f"written to {output}")
 
@@ -57,15 +69,37 @@ def one_run(config: RunConfig, threshold: float | None, folder: Path | None) -> 
     if folder is not None:
         config = dataclasses.replace(config, run_dir=folder / f"seed-{config.seed}")
     result = train(config, on_record=keep)
+    settings = to_dict(dataclasses.replace(config, run_dir=None))
+    return outcome(settings, result.reason, lines, threshold)
+
+
+def from_folder(folder: Path, threshold: float | None) -> dict[str, Any]:
+    """The same of a run folder, with the command and the revision it was made by."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [record for record in records if record["kind"] == "progress"]
+    last = records[-1]
+    settings = parse_yaml((folder / "config.yaml").read_text()) | {"run_dir": None}
+    made_by = {
+        "command": (folder / "command.txt").read_text().strip(),
+        "git": json.loads((folder / "meta.json").read_text())["git"],
+    }
+    reason = last["reason"] if last["kind"] == "end" else "cut short"
+    return made_by | outcome(settings, reason, lines, threshold)
+
+
+def outcome(
+    settings: dict[str, Any], reason: str, lines: list[dict[str, Any]], threshold: float | None
+) -> dict[str, Any]:
+    """What came of a run, and its curve, thinned."""
     step = max(1, len(lines) // _POINTS)
     kept = [*lines[::step], lines[-1]]
     return {
-        "config": to_dict(dataclasses.replace(config, run_dir=None)),
-        "reason": result.reason,
+        "config": settings,
+        "reason": reason,
         "reached": None if threshold is None else first_at(lines, threshold),
-        "best": max(lines, key=lambda line: line["episode_return_mean"] or float("-inf"))[
-            "episode_return_mean"
-        ],
+        "best": max(
+            line["episode_return_mean"] for line in lines if line["episode_return_mean"] is not None
+        ),
         "last": lines[-1]["episode_return_mean"],
         "env_steps": lines[-1]["env_steps"],
         "minutes": lines[-1]["wall_seconds"] / 60,
@@ -82,12 +116,14 @@ def first_at(lines: list[dict[str, Any]], threshold: float) -> dict[str, float] 
     return None
 
 
-def report(words: list[str], threshold: float | None, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def report(
+    threshold: float | None, runs: list[dict[str, Any]], words: list[str] | None = None
+) -> dict[str, Any]:
     """Everything that belongs to the figures."""
-    return {
+    train_words = {"train": shlex.join(["repertory", "train", *words])} if words else {}
+    return train_words | {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "benchmarks/learning.py", *sys.argv[1:]]),
-        "train": shlex.join(["repertory", "train", *words]),
         "git": git_state(),
         "machine": machine(),
         "versions": versions(),

@@ -116,8 +116,7 @@ _ATARI = {
     **_CLASSIC_A2C,
     # A2C of OpenAI Baselines (2017) on Atari: 16 environments, clipped rewards, entropy .01, rate
     # to 0, the network of Mnih et al. (2015). Their epsilon stands inside the root, where 1e-5 is
-    # far above the mean square of these gradients and makes RMSprop a slow gradient descent: Pong
-    # stayed flat for 1.3 million steps with it (docs/decisions/0006).
+    # far above the mean square of these gradients (docs/decisions/0006).
     "total_steps": 10_000_000,
     "reward_transform": "clip",
     "entropy_cost": 0.01,

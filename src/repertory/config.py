@@ -148,7 +148,7 @@ class RunConfig:
     init_from: Path | None = None
     """Run or checkpoint whose parameters the model starts from."""
     log_every_steps: int | None = None
-    """Env steps between lines of metrics; by default a two-hundredth of the run, 20,000 at most."""
+    """Env steps between lines of metrics; by default a two-hundredth of the run, 5,000 at most."""
 
     @property
     def environment(self) -> EnvironmentConfig:
@@ -175,7 +175,7 @@ class RunConfig:
     @property
     def log_interval(self) -> int:
         """Env steps between lines of metrics."""
-        return self.log_every_steps or max(1, min(20_000, self.total_steps // 200))
+        return self.log_every_steps or max(1, min(5_000, self.total_steps // 200))
 
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)

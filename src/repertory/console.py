@@ -124,6 +124,7 @@ class PlainConsole(Console):
         self._stream = stream
         self._clock = clock
         self._last_line = -math.inf
+        self._untold: Mapping[str, Any] | None = None
 
     def __enter__(self) -> Self:
         """Nothing to take."""
@@ -138,16 +139,23 @@ class PlainConsole(Console):
         """Nothing to give back."""
 
     def _progress(self, record: Mapping[str, Any]) -> None:
-        now = self._clock()
-        if now - self._last_line >= _PLAIN_SECONDS:
-            self._last_line = now
-            self._say(progress_line(record, self._start))
+        self._untold = record
+        self._tell(record["env_steps"])
 
     def _pulse(self, env_steps: int) -> None:
+        self._tell(env_steps)
+
+    def _tell(self, env_steps: int) -> None:
+        """Where a line is due: the newest record that has not been shown, else the bare count."""
         now = self._clock()
-        if now - self._last_line >= _PLAIN_SECONDS:
-            self._last_line = now
+        if now - self._last_line < _PLAIN_SECONDS:
+            return
+        self._last_line = now
+        if self._untold is None:
             self._say(f"{env_steps:,} of {self._start['total_steps']:,} env steps")
+        else:
+            self._say(progress_line(self._untold, self._start))
+            self._untold = None
 
     def _say(self, text: str) -> None:
         self._stream.write(text + "\n")

@@ -81,6 +81,21 @@ def test_plain_output_writes_no_more_than_a_line_every_few_seconds() -> None:
     assert shown == ["0", "500", "1,000"]
 
 
+def test_pulses_fill_the_time_between_records_and_hide_none() -> None:
+    stream = io.StringIO()
+    with PlainConsole(stream, clock=ticking(1.0).__next__) as console:
+        console.on_record(START)
+        for number in range(1, 4):
+            for second in range(11):
+                console.on_record({"kind": "pulse", "env_steps": 1000 * number + second})
+            console.on_record(progress(1000 * number + 500))
+        for second in range(5):
+            console.on_record({"kind": "pulse", "env_steps": 4000 + second})
+    shown = [line.split()[0] for line in stream.getvalue().splitlines() if "%" in line]
+    assert shown == ["1,500", "2,500", "3,500"]
+    assert "1,005 of 10,000 env steps" in stream.getvalue().splitlines()
+
+
 def test_a_record_before_any_episode_has_no_return() -> None:
     stream = io.StringIO()
     with PlainConsole(stream) as console:

@@ -47,7 +47,7 @@ class Arguments:
     protocol: str | None = "dqn"
     """Rules of an Atari game."""
     flags: list[str] = field(default_factory=list)
-    """More flags of `repertory train`, after a `--flags`; without leading dashes: `network=a3c`."""
+    """More flags of `repertory train`, without dashes: `network=a3c`, `epsilon-inside-root`."""
     rounds: int = 5
     """Rounds of limit and run."""
     seconds: float = 20.0
@@ -118,8 +118,8 @@ def read_config(arguments: Arguments) -> RunConfig:
     if arguments.algorithm == "batched_a2c":
         words += ["--num-learners", str(os.cpu_count())]
     for flag in arguments.flags:
-        name, _, value = flag.partition("=")
-        words += [f"--{name}", value]
+        name, equals, value = flag.partition("=")
+        words += [f"--{name}", value] if equals else [f"--{name}"]
     return parse_train(words).configs[0]
 
 
@@ -133,20 +133,21 @@ def default_output(config: RunConfig, arguments: Arguments) -> Path:
 def measure_run(config: RunConfig, seconds: float) -> tuple[float, dict[str, float]]:
     """Env steps per second of a training run, and microseconds per env step by stage.
 
-    The first tenth of the lines is left out: it holds the start.
+    The clock starts with the first line of metrics, so that the start of the run is left out; of
+    what follows, the first tenth is too.
     """
     lines: list[dict[str, Any]] = []
 
-    def keep(record: dict[str, Any]) -> None:
+    def keep(record: dict[str, Any]) -> bool:
         if record["kind"] == "progress":
             lines.append(record)
+        return not lines or lines[-1]["wall_seconds"] - lines[0]["wall_seconds"] < seconds
 
     with tempfile.TemporaryDirectory() as folder:
         measured = dataclasses.replace(
             config,
             total_steps=10**9,
             log_every_steps=1000,
-            max_minutes=(seconds + 2) / 60,
             run_dir=Path(folder) / "run",
         )
         train(measured, on_record=keep)

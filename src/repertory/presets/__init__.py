@@ -127,9 +127,9 @@ _ATARI = {
 _PONG = {
     **_ATARI,
     # Mnih et al. (2016), section 4.1: the small network is enough for Pong. On two cores,
-    # 32 columns and ten ticks spend little time on anything but games and passes. Orthogonal kernels
-    # keep the small moving things in the picture visible to the last layer. Not yet shown to learn
-    # Pong within 40 minutes on such a machine (docs/results.md).
+    # 32 columns and ten ticks spend little time on anything but games and passes. Orthogonal
+    # kernels keep the small moving things in the picture visible to the last layer. Not yet shown
+    # to learn Pong within 40 minutes on such a machine (docs/results.md).
     "network": "a3c",
     "initialization": "orthogonal",
     "unroll_length": 10,

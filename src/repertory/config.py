@@ -168,6 +168,16 @@ class RunConfig:
         return 1
 
     @property
+    def num_reporters(self) -> int:
+        """Roles that learn and tell of it."""
+        return 1
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the roles that learn make every update together."""
+        return True
+
+    @property
     def threads_per_player(self) -> int:
         """Threads of one role's native vector environment."""
         return self.environment_threads or max(1, (os.cpu_count() or 1) // self.num_players)
@@ -191,6 +201,10 @@ NAMES_ELSEWHERE: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
             *("total_env_steps", "train_for_env_steps", "total_frames", "max_steps"),
         ),
         "num_actors": ("num_workers", "num_env_runners", "num_actor_threads"),
+        "num_workers": ("num_actors", "num_processes", "workers", "num_threads"),
+        "lock": ("use_lock", "locked"),
+        "shared_statistics": ("no_shared", "shared_optimizer", "share_optimizer"),
+        "max_lag": ("max_policy_lag", "max_staleness"),
         "num_envs": (
             *("n_envs", "nenv", "num_processes", "local_num_envs"),
             *("num_envs_per_worker", "num_envs_per_env_runner"),
@@ -450,6 +464,9 @@ _RANGES: Mapping[str, _Range] = types.MappingProxyType(
         "num_actors": _AT_LEAST_ONE,
         "num_envs": _AT_LEAST_ONE,
         "num_learners": _AT_LEAST_ONE,
+        "num_workers": _AT_LEAST_ONE,
+        "tau": _Range(0, 1, low_included=False),
+        "max_lag": _AT_LEAST_ZERO,
         "actor_threads": _AT_LEAST_ONE,
         "learner_threads": _AT_LEAST_ONE,
         "environment_threads": _AT_LEAST_ZERO,

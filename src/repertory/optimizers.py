@@ -1,19 +1,24 @@
 """Stochastic optimisers and the linear schedule.
 
 What is here: RMSprop with epsilon inside the root, the choice between it and torch's own
-optimisers, and linear annealing. What is not here: gradient clipping (`learners`) and the sharing
-of optimiser state between processes (`runtimes`). All state is in tensors under torch's own keys,
-so it can be put into shared memory and into checkpoints like that of any torch optimiser.
+optimisers, state that exists before the first step and stays where it is, and linear annealing.
+What is not here: gradient clipping (`objective`) and which processes share a state (`runtimes`).
+All state is in tensors under torch's own keys, so it can be put into shared memory and into
+checkpoints like that of any torch optimiser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from repertory.config import RunConfig
 
 
 class InsideRootRMSprop(Optimizer):
@@ -115,6 +120,72 @@ def make_optimizer(
             )
         case _:
             raise ValueError(f"unknown optimizer {kind!r}: rmsprop or adam")
+
+
+def optimizer_for(config: RunConfig, parameters: Iterable[Tensor]) -> Optimizer:
+    """The optimiser of a run; see `make_optimizer`."""
+    return make_optimizer(
+        parameters,
+        kind=config.optimizer,
+        learning_rate=config.learning_rate,
+        epsilon=config.epsilon,
+        rmsprop_decay=config.rmsprop_decay,
+        epsilon_inside_root=config.epsilon_inside_root,
+    )
+
+
+def prepare_state(
+    optimizer: Optimizer, place: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> None:
+    """Give an optimiser the state that it would make at its first step, before that step.
+
+    The state is what torch itself makes on a copy, set to zero, which is where every optimiser
+    here starts; so nothing is assumed of its layout. State that is there already is kept.
+
+    Args:
+        optimizer: Changed in place; its parameters are left alone.
+        place: Puts each tensor of the state where it is to stay, such as shared memory.
+    """
+    rehearsal = copy.deepcopy(optimizer)
+    for parameter in _parameters(rehearsal):
+        parameter.grad = torch.zeros_like(parameter)
+    rehearsal.step()
+    for own, copied in zip(_parameters(optimizer), _parameters(rehearsal), strict=True):
+        made = optimizer.state[own] or {
+            key: torch.zeros_like(value) for key, value in rehearsal.state[copied].items()
+        }
+        optimizer.state[own] = {key: place(value) for key, value in made.items()}
+
+
+def load_in_place(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Overwrite a prepared optimiser's state with another's, without moving any tensor.
+
+    `Optimizer.load_state_dict` makes new tensors, which other processes would not see, and an
+    empty state (saved before the first step) would have it make private ones at the next step.
+
+    Args:
+        optimizer: Prepared by `prepare_state`.
+        state: What `state_dict` returned for an optimiser of the same kind and parameters; an
+            empty one is the state before the first step.
+    """
+    loaded = state["state"]
+    for index, parameter in enumerate(_parameters(optimizer)):
+        for key, tensor in optimizer.state[parameter].items():
+            tensor.copy_(torch.as_tensor(loaded[index][key]) if index in loaded else 0.0)
+
+
+def with_own_state(optimizer: Optimizer) -> Optimizer:
+    """An optimiser of the same parameters, with a copy of the state for itself."""
+    other = copy.copy(optimizer)
+    other.param_groups = [dict(group) for group in optimizer.param_groups]
+    other.state = defaultdict(dict)
+    for parameter, state in optimizer.state.items():
+        other.state[parameter] = {key: value.clone() for key, value in state.items()}
+    return other
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def linear(start: float, end: float | None, fraction: float) -> float:

@@ -49,6 +49,40 @@ def unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
             start += tensor.numel()
 
 
+def move_towards(tensors: Sequence[Tensor], others: Sequence[Tensor], tau: float) -> None:
+    """Move `tensors` towards `others` in place: `(1 - tau) * tensor + tau * other`.
+
+    Args:
+        tensors: Changed.
+        others: Read only; the same shapes, on any device.
+        tau: In [0, 1]; 1 copies, bit for bit.
+    """
+    with torch.no_grad():
+        if tau == 1.0:
+            torch._foreach_copy_(list(tensors), list(others))
+        else:
+            near = [other.to(tensor) for tensor, other in zip(tensors, others, strict=True)]
+            torch._foreach_lerp_(list(tensors), near, tau)
+
+
+def flat_gradient(model: nn.Module) -> Tensor:
+    """One zeroed vector that all gradients of `model` are views of, each laid out as its parameter.
+
+    Gradients then meet, are clipped and are cleared with one operation each.
+    """
+    parameters = list(model.parameters())
+    flat = torch.zeros(
+        sum(parameter.numel() for parameter in parameters),
+        dtype=parameters[0].dtype,
+        device=parameters[0].device,
+    )
+    start = 0
+    for parameter in parameters:
+        parameter.grad = flat.as_strided(parameter.shape, parameter.stride(), start)
+        start += parameter.numel()
+    return flat
+
+
 def policy_lag(version: int, policy_version: Tensor) -> Tensor:
     """How many updates happened since each column was played.
 

@@ -1,14 +1,15 @@
 """How far a run is and how it goes: counted by learners, added up by the parent.
 
 A learner adds its updates to a `Window` and reports the window whenever the run's env steps cross
-a multiple of the log interval. All learners cross it at the same update, so the parent can put
-their windows together, and the lines of two runs with one seed are equal but for their seconds.
+a multiple of the log interval. Learners that step together cross it at the same update, so the
+parent can put their windows together, and the lines of two runs with one seed are equal but for
+their seconds. Workers of A3C cross it one after the other; a line is what has come of all of them.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,12 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repertory.losses import explained_variance
+from repertory.losses import Losses, explained_variance
 from repertory.metrics import EpisodeWindow
+from repertory.objective import Schedule
+from repertory.runtimes.base import RoleContext
 from repertory.trajectories import Trajectory
 
 STAGES = ("environment", "inference", "learning", "waiting")
 """Where a role's seconds go."""
+
+_PULSE_SECONDS = 1.0
 
 
 class Stopwatch:
@@ -49,42 +54,57 @@ class Stopwatch:
 
 @dataclass
 class Window:
-    """What one learner did between two lines of metrics; sums, so that learners' windows add up."""
+    """What one learner did between two lines of metrics; sums, so that windows add up."""
 
     updates: int = 0
     transitions: int = 0
-    columns: int = 0
-    lag_sum: int = 0
-    lag_max: int = 0
+    lags: Counter[int] = field(default_factory=Counter)
     sums: Tensor = field(default_factory=lambda: torch.zeros(7, dtype=torch.float64))
     gradient_norm_sum: float = 0.0
     learning_rate: float = 0.0
     entropy_cost: float = 0.0
     episodes: list[tuple[float, int]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    means: dict[str, tuple[float, int]] = field(default_factory=dict)
 
-    def add(self, batch: Trajectory, sums: Tensor, lag: Tensor, norm: float) -> None:
+    def add(
+        self, batch: Trajectory, losses: Losses, lag: Tensor, norm: float, schedule: Schedule
+    ) -> None:
         """Count one update.
 
         Args:
             batch: What was learned from.
-            sums: [7]; this learner's sums of policy loss, value loss and entropy, and the critic's
-                moments as `losses.explained_variance` takes them.
+            losses: This learner's sums.
             lag: [B] int64; updates since each column was played.
             norm: Global norm of the update's gradient before clipping.
+            schedule: What was applied.
         """
         self.updates += 1
-        self.transitions += int(batch.valid.sum())
-        self.columns += lag.numel()
-        self.lag_sum += int(lag.sum())
-        self.lag_max = max(self.lag_max, int(lag.max()))
-        self.sums += sums
+        self.transitions += int(losses.count)
+        self.lags.update(lag.tolist())
+        terms = torch.stack([losses.policy, losses.value, losses.entropy]).double()
+        self.sums += torch.cat([terms, losses.value_moments]).cpu()
         self.gradient_norm_sum += norm
+        self.learning_rate, self.entropy_cost = schedule.learning_rate, schedule.entropy_cost
+        self.add_episodes(batch)
+
+    def add_episodes(self, batch: Trajectory) -> None:
+        """Count the episodes that ended in a batch."""
         rows, columns = batch.episode_lengths.nonzero(as_tuple=True)
         if rows.numel():
             returns = batch.episode_returns[rows, columns].tolist()
             self.episodes.extend(
                 zip(returns, batch.episode_lengths[rows, columns].tolist(), strict=True)
             )
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Count something that a line tells the total of."""
+        self.counts[name] += number
+
+    def observe(self, name: str, value: float) -> None:
+        """Note a value that a line tells the mean of."""
+        total, number = self.means.get(name, (0.0, 0))
+        self.means[name] = (total + value, number + 1)
 
     def to_record(self, rank: int, env_steps: int, seconds_in: dict[str, float]) -> dict[str, Any]:
         """A `window` record for the parent."""
@@ -94,16 +114,59 @@ class Window:
             "env_steps": env_steps,
             "updates": self.updates,
             "transitions": self.transitions,
-            "columns": self.columns,
-            "lag_sum": self.lag_sum,
-            "lag_max": self.lag_max,
+            "lags": dict(self.lags),
             "sums": self.sums.tolist(),
             "gradient_norm_sum": self.gradient_norm_sum,
             "learning_rate": self.learning_rate,
             "entropy_cost": self.entropy_cost,
             "episodes": self.episodes,
+            "counts": dict(self.counts),
+            "means": self.means,
             "seconds_in": seconds_in,
         }
+
+
+class Account:
+    """What one learner tells the parent of itself, and when.
+
+    Attributes:
+        window: What happened since the last report.
+    """
+
+    def __init__(self, rank: int, log_interval: int, stopwatch: Stopwatch) -> None:
+        """Begin at env step 0.
+
+        Args:
+            rank: Of the learner; the first one also gives a pulse.
+            log_interval: Env steps of the whole run between reports.
+            stopwatch: Whose seconds are reported along.
+        """
+        self.window = Window()
+        self._rank = rank
+        self._interval = log_interval
+        self._stopwatch = stopwatch
+        self._due = log_interval
+        self._pulse_due = time.monotonic() + _PULSE_SECONDS
+
+    def report(self, context: RoleContext, env_steps: int, *, finished: bool) -> None:
+        """Report the window if the run's env steps have crossed a multiple of the interval.
+
+        The first learner also gives a pulse about once a second, whatever the windows' length.
+        """
+        if env_steps >= self._due or finished:
+            while self._due <= env_steps:
+                self._due += self._interval
+            self.close(context, env_steps)
+        if self._rank == 0 and time.monotonic() >= self._pulse_due:
+            self._pulse_due = time.monotonic() + _PULSE_SECONDS
+            context.report({"kind": "pulse", "env_steps": env_steps})
+
+    def close(self, context: RoleContext, env_steps: int) -> None:
+        """Report the window as it is, unless nothing has happened in it."""
+        if self.window.updates or self.window.counts:
+            seconds_in = self._stopwatch.take()
+            context.report(self.window.to_record(self._rank, env_steps, seconds_in))
+            self.window = Window()
 
 
 class Progress:
@@ -113,17 +176,21 @@ class Progress:
         self,
         *,
         num_learners: int,
+        in_step: bool,
         action_repeat: int,
         entropy_max: float | None,
     ) -> None:
         """Start the clock.
 
         Args:
-            num_learners: Windows that make up a line.
+            num_learners: Whose windows make up a line.
+            in_step: Whether they make their updates together, so that a line is one window of
+                each. Otherwise a line is all that has come since the last one, once there is
+                something of everyone.
             action_repeat: Frames per env step.
             entropy_max: ln n of a discrete policy; None where entropy has no bound, or is 0.
         """
-        self._num_learners = num_learners
+        self._in_step = in_step
         self._action_repeat = action_repeat
         self._entropy_max = entropy_max
         self._waiting: list[deque[dict[str, Any]]] = [deque() for _ in range(num_learners)]
@@ -143,20 +210,31 @@ class Progress:
         self._waiting[window["rank"]].append(window)
         if not all(self._waiting):
             return None
-        return self._line([waiting.popleft() for waiting in self._waiting])
+        if self._in_step:
+            return self._line([waiting.popleft() for waiting in self._waiting])
+        return self.flush()
+
+    def flush(self) -> dict[str, Any] | None:
+        """A line of all windows that still wait; None without any."""
+        windows = [window for waiting in self._waiting for window in waiting]
+        for waiting in self._waiting:
+            waiting.clear()
+        return self._line(windows) if windows else None
 
     def _line(self, windows: list[dict[str, Any]]) -> dict[str, Any]:
-        first = windows[0]
         for window in windows:
             for episode_return, length in window["episodes"]:
                 self._recent.add(episode_return, length)
             self.add_seconds(window["seconds_in"])
-        self._updates += first["updates"]
+        newest = max(windows, key=lambda window: window["env_steps"])
+        updates = newest["updates"] if self._in_step else sum(w["updates"] for w in windows)
+        gradient_norms = sum(window["gradient_norm_sum"] for window in windows)
+        self._updates += updates
         transitions = max(1, sum(window["transitions"] for window in windows))
-        columns = max(1, sum(window["columns"] for window in windows))
+        lags = sum((Counter(window["lags"]) for window in windows), Counter())
         sums = torch.tensor([window["sums"] for window in windows], dtype=torch.float64).sum(0)
         policy, value, entropy = (sums[:3] / transitions).tolist()
-        now, env_steps = time.monotonic(), first["env_steps"]
+        now, env_steps = time.monotonic(), newest["env_steps"]
         line = {
             "kind": "progress",
             "env_steps": env_steps,
@@ -168,15 +246,17 @@ class Progress:
             / max(now - self._last_time, 1e-9),
             "episode_return_mean": self._recent.return_mean,
             "episode_length_mean": self._recent.length_mean,
-            "policy_lag_mean": sum(window["lag_sum"] for window in windows) / columns,
-            "policy_lag_max": max(window["lag_max"] for window in windows),
+            "policy_lag_mean": sum(lag * n for lag, n in lags.items()) / max(1, lags.total()),
+            "policy_lag_max": max(lags, default=0),
+            "policy_lag_histogram": {str(lag): lags[lag] for lag in sorted(lags)},
             "policy_loss": policy,
             "value_loss": value,
             "entropy": entropy,
             "explained_variance": explained_variance(torch.tensor(transitions), sums[3:]),
-            "gradient_norm": first["gradient_norm_sum"] / max(1, first["updates"]),
-            "learning_rate": first["learning_rate"],
-            "entropy_cost": first["entropy_cost"],
+            "gradient_norm": gradient_norms / max(1, sum(w["updates"] for w in windows)),
+            "learning_rate": newest["learning_rate"],
+            "entropy_cost": newest["entropy_cost"],
+            **_counted(windows),
             "seconds_in": self._seconds_in,
         }
         if self._entropy_max:
@@ -189,3 +269,12 @@ class Progress:
     def recent_return(self) -> float | None:
         """Mean return of the last 100 finished episodes; None before there are so many."""
         return self._recent.return_mean if self._recent.full else None
+
+
+def _counted(windows: list[dict[str, Any]]) -> dict[str, float]:
+    """Totals and means of what only some algorithms count."""
+    found: dict[str, float] = dict(sum((Counter(w["counts"]) for w in windows), Counter()))
+    for name in sorted({name for window in windows for name in window["means"]}):
+        pairs = [window["means"][name] for window in windows if name in window["means"]]
+        found[name] = sum(total for total, _ in pairs) / sum(number for _, number in pairs)
+    return found

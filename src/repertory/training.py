@@ -116,7 +116,8 @@ class _Run:
         self._callback = callback
         self._sinks: list[Sink] = folder.sinks()
         self._progress = Progress(
-            num_learners=getattr(config, "num_learners", 1),
+            num_learners=config.num_reporters,
+            in_step=config.in_step,
             action_repeat=spec.action_repeat,
             entropy_max=_largest_entropy(spec),
         )
@@ -137,8 +138,10 @@ class _Run:
         """Watch until the roles have ended, then save."""
         try:
             self._tell(start_record(self._config, self._algorithm, self._spec, self._folder))
-            states = self._runtime.supervise(self._on_record)
-            state = states["learner-0"]
+            results = self._runtime.supervise(self._on_record)
+            self._take_line(self._progress.flush())
+            state = _newest_state(results)
+            assert state is not None, "a role that learns returns its state"
             checkpoint = self._save(state)
             self._tell(
                 {
@@ -156,7 +159,7 @@ class _Run:
                 self._last["episode_return_mean"],
             )
         except RoleFailed as failure:
-            state = failure.results.get("learner-0")
+            state = _newest_state(failure.results)
             if state is not None:
                 self._save(state)
             self._tell({"kind": "event", "event": "failure", "message": str(failure)})
@@ -175,11 +178,13 @@ class _Run:
             case "state":
                 self._save(record["state"])
             case "window":
-                line = self._progress.add_window(record)
-                if line is not None:
-                    self._last = line
-                    self._tell(line)
+                self._take_line(self._progress.add_window(record))
         self._look_at_the_clock()
+
+    def _take_line(self, line: Record | None) -> None:
+        if line is not None:
+            self._last = line
+            self._tell(line)
 
     def _look_at_the_clock(self) -> None:
         """End the run, or have its state saved, where it is time."""
@@ -247,6 +252,12 @@ def _refuse_what_roles_could_not_use(config: RunConfig, spec: EnvironmentSpec) -
                 "env cannot travel to another process: define it at the top level of a module, "
                 'or use runtime="inline"'
             ) from error
+
+
+def _newest_state(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Of the states that roles returned, the one that has seen the most updates."""
+    states = [result for result in results.values() if result is not None]
+    return max(states, key=lambda state: int(state["updates"]), default=None)
 
 
 def _make_runtime(config: RunConfig) -> Runtime:

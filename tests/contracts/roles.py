@@ -15,6 +15,7 @@ from repertory.runtimes.base import (
     ParameterReader,
     ParameterWriter,
     RoleContext,
+    SharedModelWorker,
     TrajectoryReader,
     TrajectoryWriter,
 )
@@ -246,3 +247,57 @@ def start_slowly(context: RoleContext, seconds: float) -> str:
     time.sleep(seconds)
     context.report({"kind": "alive"})
     return "started"
+
+
+def push_ones(
+    context: RoleContext, pushes: int, worker: SharedModelWorker, size: int = 1000
+) -> list[float]:
+    """Push a gradient of ones so often, pulling before each; the lags seen."""
+    model, lags = model_of(-1, size), []
+    ones = torch.ones(sum(p.numel() for p in model.parameters()))
+    for _ in range(pushes):
+        pulled = worker.pull(model)
+        if pulled is None:
+            break
+        assert torch.isfinite(model.weight).all()  # type: ignore[union-attr, arg-type]
+        pushed = worker.push(ones, 1, learning_rate=1.0)
+        if pushed is None:
+            break
+        assert pushed.applied
+        lags.append(pushed.lag)
+        context.report({"kind": "pushed", "env_steps": pushed.env_steps})
+    return lags
+
+
+def shared_numbers(context: RoleContext, worker: SharedModelWorker) -> tuple[set[float], int, int]:
+    """What lies in the shared model: its numbers, updates and env steps."""
+    state = worker.state_dict()
+    numbers = {float(v) for tensor in state["model"].values() for v in tensor.aminmax()}
+    return numbers, state["updates"], state["env_steps"]
+
+
+def push_known_gradients(
+    context: RoleContext, gradients: list[float], worker: SharedModelWorker, size: int = 1000
+) -> dict[str, Any]:
+    """Push constant gradients one after the other; the state afterwards."""
+    count = sum(p.numel() for p in model_of(0, size).parameters())
+    for gradient in gradients:
+        assert worker.pull(model_of(0, size)) is not None
+        assert worker.push(torch.full((count,), gradient), 5, learning_rate=0.1) is not None
+    return worker.state_dict()
+
+
+def hold_a_lock(path: str, lock: Any) -> None:
+    """Hold a lock for ever, and say so by making a file."""
+    with lock.hold(lambda: False):
+        open(path, "w").close()
+        time.sleep(600)
+
+
+def push_and_die(context: RoleContext, pushes: int, worker: SharedModelWorker) -> None:
+    """Be killed after so many pushes, with the lock in hand where there is one."""
+    push_ones(context, pushes, worker)
+    lock = getattr(worker, "_lock", None)
+    if lock is not None:
+        lock.hold(lambda: False).__enter__()
+    os.kill(os.getpid(), signal.SIGKILL)

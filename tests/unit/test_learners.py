@@ -192,7 +192,7 @@ def test_b103_a_gradient_that_is_not_finite_leaves_the_parameters_alone() -> Non
 def test_the_last_row_bootstraps_without_a_graph() -> None:
     """No gradient flows into targets: the critic's last value is a constant."""
     learner, batch = make(), play()
-    estimates, _ = learner._estimate(batch)
+    estimates, _ = learner._objective.estimate(batch)
     made = targets(CONFIG, estimates)
     assert not made.values.requires_grad
     assert not made.advantages.requires_grad

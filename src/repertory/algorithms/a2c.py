@@ -17,7 +17,8 @@ from repertory import models
 from repertory.actors import Actor
 from repertory.config import RunConfig
 from repertory.environments.base import EnvironmentSpec
-from repertory.learners import Estimates, Learner
+from repertory.learners import Learner
+from repertory.objective import Estimates
 from repertory.progress import Stopwatch
 from repertory.runtimes.base import GroupMember, RoleContext, Runtime
 from repertory.targets import Targets, gae

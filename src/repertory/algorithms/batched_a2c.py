@@ -25,7 +25,8 @@ from repertory import models
 from repertory.actors import Actor, trajectory_spec
 from repertory.config import RunConfig
 from repertory.environments.base import EnvironmentSpec
-from repertory.learners import Estimates, Learner
+from repertory.learners import Learner
+from repertory.objective import Estimates
 from repertory.progress import Stopwatch
 from repertory.runtimes.base import (
     GroupMember,
@@ -56,6 +57,11 @@ class BatchedA2CConfig(RunConfig):
     def num_players(self) -> int:
         """Roles that own environments."""
         return self.num_learners if self.sync == "step" else self.num_actors
+
+    @property
+    def num_reporters(self) -> int:
+        """Roles that learn and tell of it."""
+        return self.num_learners
 
 
 def train(config: BatchedA2CConfig, environment: EnvironmentSpec, runtime: Runtime) -> None:

@@ -3,16 +3,15 @@
 Roles (an actor, a learner) are plain functions. A runtime starts them, and hands them one end of
 each thing they share. An algorithm calls these verbs in its own order; that order is the algorithm.
 One contract suite (`tests/contracts`) runs over every runtime.
-
-The fifth protocol, the shared model of A3C, comes with A3C.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from repertory.metrics import Record
 from repertory.trajectories import Trajectory, TrajectorySpec
@@ -134,6 +133,80 @@ class LearnerGroup(Protocol):
         ...
 
 
+class Pull(NamedTuple):
+    """What a worker learned along with parameters.
+
+    Attributes:
+        version: Updates that the shared parameters had seen.
+        env_steps: Env steps that all workers together had learned from.
+    """
+
+    version: int
+    env_steps: int
+
+
+class Push(NamedTuple):
+    """What became of a gradient.
+
+    Attributes:
+        applied: Whether the shared parameters moved; False if the gradient was too old.
+        lag: Updates by others between the worker's last pull and this push.
+        env_steps: Env steps that all workers together have learned from now.
+    """
+
+    applied: bool
+    lag: int
+    env_steps: int
+
+
+class SharedModelWorker(Protocol):
+    """A worker's end of a shared model."""
+
+    def pull(self, model: nn.Module, tau: float = 1.0) -> Pull | None:
+        """Move `model` towards the shared parameters; None means stop.
+
+        Args:
+            model: The worker's own copy; becomes `(1 - tau) * own + tau * shared`.
+            tau: 1 copies.
+        """
+        ...
+
+    def push(
+        self,
+        gradient: Tensor,
+        env_steps: int,
+        *,
+        learning_rate: float,
+        max_lag: int | None = None,
+    ) -> Push | None:
+        """Step the shared optimiser with one worker's gradient; None means stop.
+
+        Args:
+            gradient: [parameters]; flat, private to the worker, on any device. Left as it was.
+            env_steps: How many the gradient was made of.
+            learning_rate: Of this step alone.
+            max_lag: A gradient that is older is not applied.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Shared parameters, optimiser state and counters, as a learner's state."""
+        ...
+
+
+class SharedModel(Protocol):
+    """Parameters and optimiser statistics that many workers step, each with its own gradients.
+
+    A push is never applied twice, and exactly once under `lock`. Without, pushes may overlap, as
+    Mnih et al. (2016), section 4, and Recht et al. (2011) have it; a number that two of them write
+    at the same moment keeps one of the two steps.
+    """
+
+    def worker(self, index: int) -> SharedModelWorker:
+        """The end of the worker with that index."""
+        ...
+
+
 class RoleContext(Protocol):
     """A role's line to the parent; the first argument of every role."""
 
@@ -167,6 +240,26 @@ class Runtime(Protocol):
 
     def learner_group(self, model: nn.Module, num_learners: int) -> LearnerGroup:
         """A group of learners that sums vectors as large as `model`'s gradient, or smaller."""
+        ...
+
+    def shared_model(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        num_workers: int,
+        *,
+        lock: bool,
+        shared_statistics: bool,
+    ) -> SharedModel:
+        """Parameters that `num_workers` workers pull and push.
+
+        Args:
+            model: The initial parameters; belongs to the runtime from now on.
+            optimizer: Of `model`'s parameters.
+            num_workers: How many ends there will be.
+            lock: One push or pull at a time, so that none is lost or mixed.
+            shared_statistics: One optimiser state for all, or one for each worker.
+        """
         ...
 
     def start(self, name: str, role: Role, *arguments: Any, threads: int = 1) -> None:

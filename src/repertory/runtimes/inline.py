@@ -16,10 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from repertory.metrics import Record
 from repertory.parameters import flatten, snapshot_size, travelling_tensors, unflatten
-from repertory.runtimes.base import Order, Role, RoleFailed
+from repertory.runtimes.base import Order, Push, Role, RoleFailed, SharedModelWorker
+from repertory.runtimes.hogwild import NoLock, SharedParameters
+from repertory.runtimes.shared_memory import Channel
 from repertory.seeds import global_generators, restore_global_generators
 from repertory.trajectories import Trajectory, TrajectorySpec, stack
 
@@ -247,6 +250,61 @@ class _Member:
         return self._group.sum(self._rank, vector, counts)
 
 
+class _SharedModel:
+    """A shared model: every worker has one turn between two pushes of its own.
+
+    So a gradient is as old as it would be if all workers were equally fast: one update of each
+    other worker.
+    """
+
+    def __init__(self, runtime: InlineRuntime, parameters: SharedParameters) -> None:
+        self._runtime = runtime
+        self._parameters = parameters
+
+    def worker(self, index: int) -> _SharedModelWorker:
+        end = self._parameters.worker(index)
+        end.attach(_Presence(self._runtime))
+        return _SharedModelWorker(self._runtime._baton, end)
+
+
+class _SharedModelWorker:
+    def __init__(self, baton: _Baton, end: SharedModelWorker) -> None:
+        self._baton = baton
+        self._end = end
+        self.pull = end.pull
+        self.state_dict = end.state_dict
+
+    def push(
+        self,
+        gradient: Tensor,
+        env_steps: int,
+        *,
+        learning_rate: float,
+        max_lag: int | None = None,
+    ) -> Push | None:
+        self._baton.pass_on("its next turn")
+        return self._end.push(gradient, env_steps, learning_rate=learning_rate, max_lag=max_lag)
+
+
+class _Presence:
+    """What ends that are made for processes ask of their role; here nobody dies alone or waits."""
+
+    aborted = False
+
+    def __init__(self, runtime: InlineRuntime) -> None:
+        self._runtime = runtime
+
+    @property
+    def stopping(self) -> bool:
+        return self._runtime._stop
+
+    def beat(self) -> None:
+        """Nobody counts them."""
+
+    def wait_for(self, channels: list[Channel]) -> list[Channel]:
+        return []
+
+
 class _Context:
     """A role's line to the parent: a direct call."""
 
@@ -289,6 +347,28 @@ class InlineRuntime:
     def learner_group(self, model: nn.Module, num_learners: int) -> _Group:
         """See `Runtime`."""
         return _Group(self._baton, lambda: self._stop, num_learners)
+
+    def shared_model(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        num_workers: int,
+        *,
+        lock: bool,
+        shared_statistics: bool,
+    ) -> _SharedModel:
+        """See `Runtime`. One role runs at a time, so there is nothing to lock."""
+        return _SharedModel(
+            self,
+            SharedParameters(
+                model,
+                optimizer,
+                num_workers,
+                NoLock(),
+                shared_statistics=shared_statistics,
+                place=lambda tensor: tensor,
+            ),
+        )
 
     def start(self, name: str, role: Role, *arguments: Any, threads: int = 1) -> None:
         """See `Runtime`. The role begins when `supervise` is called."""

@@ -26,10 +26,12 @@ from typing import Any
 
 import torch
 import torch.multiprocessing  # registers how tensors travel to a spawned process
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from repertory.metrics import Record
 from repertory.runtimes.base import Order, Role, RoleFailed
+from repertory.runtimes.hogwild import FileLock, NoLock, SharedParameters
 from repertory.runtimes.shared_memory import (
     Channel,
     Endpoint,
@@ -164,6 +166,7 @@ class ProcessRuntime:
         self._control = _Control()
         self._timeout = role_timeout_seconds
         self._channels: list[Channel] = []
+        self._locks: list[FileLock] = []
         self._children: list[_Child] = []
         self._inbox: queue.SimpleQueue[tuple[_Child, str, Any]] = queue.SimpleQueue()
         self._results: dict[str, Any] = {}
@@ -183,6 +186,27 @@ class ProcessRuntime:
     def learner_group(self, model: nn.Module, num_learners: int) -> SharedGroup:
         """See `Runtime`."""
         return SharedGroup(self._channels, model, num_learners)
+
+    def shared_model(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        num_workers: int,
+        *,
+        lock: bool,
+        shared_statistics: bool,
+    ) -> SharedParameters:
+        """See `Runtime`."""
+        if lock:
+            self._locks.append(FileLock())
+        return SharedParameters(
+            model,
+            optimizer,
+            num_workers,
+            self._locks[-1] if lock else NoLock(),
+            shared_statistics=shared_statistics,
+            place=Tensor.share_memory_,
+        )
 
     def start(self, name: str, role: Role, *arguments: Any, threads: int = 1) -> None:
         """See `Runtime`. The process starts at once."""
@@ -242,6 +266,9 @@ class ProcessRuntime:
         for channel in self._channels:
             channel.close()
         self._channels.clear()
+        for lock in self._locks:
+            lock.close()
+        self._locks.clear()
 
     def _listen(self, child: _Child, pipe: Connection) -> None:
         """Pass on what a role sends; a thread a role, so that a stuck one blocks no other."""

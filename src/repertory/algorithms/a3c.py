@@ -1,0 +1,130 @@
+"""A3C: every worker plays and learns, and nobody waits for anybody.
+
+                  ┌── pull ── shared parameters and statistics ── pull ──┐
+                  ▼                 ▲            ▲                       ▼
+    environments ──▶ unroll ──▶ gradient        gradient ◀── unroll ◀── environments
+                  worker 0                                worker 1
+
+Each worker copies the shared parameters, unrolls, differentiates on its own copy and steps the
+shared parameters with its own gradient, whatever the others did meanwhile: Mnih et al. (2016),
+section 4 and algorithm S3. How many updates by others lie between a worker's pull and its push is
+its policy lag, and is measured at the push.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from repertory import models
+from repertory.actors import Actor
+from repertory.config import RunConfig
+from repertory.environments.base import EnvironmentSpec
+from repertory.objective import Estimates
+from repertory.optimizers import optimizer_for
+from repertory.progress import Stopwatch
+from repertory.runtimes.base import RoleContext, Runtime, SharedModelWorker
+from repertory.targets import Targets, gae
+from repertory.workers import TooOld, Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class A3CConfig(RunConfig):
+    """Settings of A3C."""
+
+    num_workers: int = 2
+    """Workers; each plays `num_envs` columns and learns."""
+    lock: bool = False
+    """Pull and push one at a time, so that no step is lost; by default nobody waits."""
+    shared_statistics: bool = True
+    """One optimiser state for all workers (the published setting), or one for each."""
+    sync: Literal["copy", "soft"] = "copy"
+    """Before each unroll a worker copies the shared parameters, or moves towards them by `tau`."""
+    tau: float = 0.5
+    """With `sync=soft`: own parameters become (1 - tau) own + tau shared."""
+    max_lag: int | None = None
+    """Updates by others after which a gradient is too old; none for no limit."""
+    too_old: TooOld = "drop"
+    """Drop a gradient that is too old, or make it once more with fresh parameters."""
+    gae_lambda: float = 1.0
+    """How far advantages look: 0 one step, 1 to the unroll's end (the published setting)."""
+
+    @property
+    def num_players(self) -> int:
+        """Roles that own environments."""
+        return self.num_workers
+
+    @property
+    def num_reporters(self) -> int:
+        """Roles that learn and tell of it."""
+        return self.num_workers
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the roles that learn make every update together."""
+        return False
+
+
+def train(config: A3CConfig, environment: EnvironmentSpec, runtime: Runtime) -> None:
+    """Start the workers around one set of shared parameters."""
+    model = models.create_on_cpu(config, environment)
+    shared = runtime.shared_model(
+        model,
+        optimizer_for(config, model.parameters()),
+        config.num_workers,
+        lock=config.lock,
+        shared_statistics=config.shared_statistics,
+    )
+    for index in range(config.num_workers):
+        runtime.start(
+            f"worker-{index}",
+            learn,
+            index,
+            config,
+            environment,
+            shared.worker(index),
+            threads=config.learner_threads,
+        )
+
+
+def learn(
+    context: RoleContext,
+    index: int,
+    config: A3CConfig,
+    environment: EnvironmentSpec,
+    shared: SharedModelWorker,
+) -> dict[str, Any]:
+    """Pull, play an unroll, push its gradient, and so on until the env steps are spent."""
+    stopwatch = Stopwatch()
+    worker = Worker.create(
+        config,
+        environment,
+        shared,
+        stopwatch,
+        index=index,
+        tau=config.tau if config.sync == "soft" else 1.0,
+        max_lag=config.max_lag,
+        too_old=config.too_old,
+    )
+    actor = Actor.create(config, environment, worker.model, stopwatch, indices=[index])
+    while not worker.finished:
+        if not worker.pull():
+            break
+        batch = actor.unroll(worker.version)
+        if not worker.push(batch, partial(targets, config)):
+            break
+        worker.report(context)
+    actor.close()
+    return worker.finish(context)
+
+
+def targets(config: A3CConfig, estimates: Estimates) -> Targets:
+    """Lambda returns; what the lag changes is measured and left uncorrected, as published."""
+    return gae(
+        estimates.values,
+        estimates.rewards,
+        estimates.discounts,
+        estimates.valid,
+        config.gae_lambda,
+    )

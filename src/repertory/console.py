@@ -64,6 +64,8 @@ class Console(ABC):
             self._progress(record)
         elif record["kind"] == "pulse":
             self._pulse(record["env_steps"])
+        elif record["kind"] == "eval":
+            self._say(evaluation_line(record))
         elif record["kind"] == "end":
             self._say(closing_lines(record, self._start))
         elif record.get("event") == "start":
@@ -284,6 +286,16 @@ def progress_line(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
             f"losses {_losses(record)}",
             f"entropy {_entropy(record)}",
         )
+    )
+
+
+def evaluation_line(record: Mapping[str, Any]) -> str:
+    """An `eval` record on one line."""
+    return (
+        f"evaluation after {record['env_steps']:,} env steps: "
+        f"mean return {_number(record['episode_return_mean'])} "
+        f"({_number(record['episode_return_min'])} to {_number(record['episode_return_max'])}) "
+        f"of {record['episodes']} whole episodes"
     )
 
 

@@ -26,6 +26,7 @@ from repertory import checkpoints, environments, models
 from repertory.algorithms import ALGORITHMS, Algorithm
 from repertory.config import ConfigError, RunConfig, from_dict, to_yaml, validate
 from repertory.environments.base import EnvironmentSpec
+from repertory.evaluator import Evaluator
 from repertory.metrics import Record, RunFolder, Sink, start_record
 from repertory.progress import Progress
 from repertory.runtimes.base import RoleFailed, Runtime
@@ -124,6 +125,9 @@ class _Run:
         self._reason: EndReason = "total_steps"
         self._last: Record = {"env_steps": 0, "episode_return_mean": None}
         self._best = -math.inf
+        self._evaluator = Evaluator(config)
+        self._next_evaluation = config.evaluation_steps or math.inf
+        self._in_a_hurry = False
         now = time.monotonic()
         self._deadline = now + 60 * config.max_minutes if config.max_minutes else math.inf
         self._next_checkpoint = now + 60 * config.checkpoint_minutes
@@ -132,6 +136,7 @@ class _Run:
         """End the run after the update in progress; the first reason counts."""
         if self._reason == "total_steps":
             self._reason = reason
+        self._in_a_hurry |= reason in _SIGNALS.values()
         self._runtime.stop()
 
     def supervise(self) -> Result:
@@ -143,6 +148,7 @@ class _Run:
             state = _newest_state(results)
             assert state is not None, "a role that learns returns its state"
             checkpoint = self._save(state)
+            self._evaluate_the_last(checkpoint)
             self._tell(
                 {
                     "kind": "end",
@@ -165,6 +171,7 @@ class _Run:
             self._tell({"kind": "event", "event": "failure", "message": str(failure)})
             raise
         finally:
+            self._evaluator.close()
             for sink in self._sinks:
                 sink.close()
 
@@ -176,10 +183,38 @@ class _Run:
             case "pulse":
                 self._call_back(record)
             case "state":
-                self._save(record["state"])
+                checkpoint = self._save(record["state"])
+                if record["state"]["env_steps"] >= self._next_evaluation:
+                    self._evaluate(checkpoint, record["state"]["env_steps"])
             case "window":
                 self._take_line(self._progress.add_window(record))
+                if record["env_steps"] >= self._next_evaluation and not self._evaluator.busy:
+                    self._runtime.collect_state()
         self._look_at_the_clock()
+        self._take_evaluations()
+
+    def _evaluate(self, checkpoint: Path, env_steps: int) -> None:
+        """Hand a checkpoint over; the next one is due at the next multiple of the interval."""
+        assert self._config.evaluation_steps is not None
+        while self._next_evaluation <= env_steps:
+            self._next_evaluation += self._config.evaluation_steps
+        self._evaluator.submit(checkpoint)
+
+    def _evaluate_the_last(self, checkpoint: Path) -> None:
+        """Evaluate where the run has ended by itself; somebody who interrupts does not wait."""
+        if self._config.evaluation_steps is not None and not self._in_a_hurry:
+            self._evaluator.submit(checkpoint)
+        while self._evaluator.busy and not self._in_a_hurry:
+            self._take_evaluations()
+            time.sleep(0.05)
+
+    def _take_evaluations(self) -> None:
+        """Tell what the evaluator has found; the best of it is the run's best."""
+        for record in self._evaluator.finished():
+            self._tell(record)
+            if record["kind"] == "eval" and record["episode_return_mean"] > self._best:
+                self._best = record["episode_return_mean"]
+                checkpoints.point(self._folder.checkpoints, "best", Path(record["checkpoint"]))
 
     def _take_line(self, line: Record | None) -> None:
         if line is not None:
@@ -208,7 +243,10 @@ class _Run:
             self.stop("callback")
 
     def _save(self, state: Mapping[str, Any]) -> Path:
-        """Save a learner's state, as the best too if recent episodes have never been better."""
+        """Save a learner's state, as the best too if recent episodes have never been better.
+
+        Where an evaluator runs, its games decide what is best.
+        """
         path = checkpoints.save_step(
             self._folder.checkpoints,
             checkpoints.make_state(
@@ -222,7 +260,8 @@ class _Run:
             ),
         )
         reached = self._progress.recent_return
-        if reached is not None and reached > self._best:
+        evaluated = self._config.evaluation_steps is not None
+        if not evaluated and reached is not None and reached > self._best:
             self._best = reached
             checkpoints.point(self._folder.checkpoints, "best", path)
         return path

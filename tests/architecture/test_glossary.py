@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from repertory.config import NAMES_ELSEWHERE
+from repertory.synonyms import NAMES_ELSEWHERE
 from tests.architecture.source import REPOSITORY
 
 ROW = re.compile(r"^\| `(\w+)` \| (`.+`) \|$", re.MULTILINE)

@@ -42,7 +42,7 @@ class A3CConfig(RunConfig):
     sync: Literal["copy", "soft"] = "copy"
     """Before each unroll a worker copies the shared parameters, or moves towards them by `tau`."""
     tau: float = 0.5
-    """With `sync=soft`: own parameters become (1 - tau) own + tau shared."""
+    """With `sync=soft`: own becomes (1 - tau) own + tau shared (pytorch-a3c: tau is gae_lambda)."""
     max_lag: int | None = None
     """Updates by others after which a gradient is too old; none for no limit."""
     too_old: TooOld = "drop"

@@ -89,7 +89,7 @@ def _help() -> str:
 
 def _unknown(word: str) -> int:
     """Refuse a command that does not exist."""
-    from repertory.config import closest_hint
+    from repertory.synonyms import closest_hint
 
     known = ", ".join(COMMANDS)
     return _fail(f"unknown command {word!r}{closest_hint(word, COMMANDS)} (known: {known})", 2)

@@ -27,15 +27,14 @@ from repertory import presets
 from repertory.config import (
     ConfigError,
     RunConfig,
-    closest_hint,
     field_docs,
     from_dict,
-    name_hint,
     parse_value,
     parse_yaml,
     validate,
 )
 from repertory.presets import Preset
+from repertory.synonyms import closest_hint, name_hint
 
 _HELP = ("-h", "--help")
 

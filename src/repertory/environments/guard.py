@@ -8,13 +8,9 @@ how environments are found and how columns step together (`gymnasium`).
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
-import os
 import random
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from typing import Any, SupportsFloat
@@ -25,6 +21,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from repertory.environments.base import EnvironmentFailure, EnvironmentRefused
+from repertory.spawning import end_with_the_parent
 
 FAILURE = "failure"
 """Key under which `OwnProcess` reports a failure in `info`."""
@@ -267,7 +264,7 @@ class OwnProcess(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
     def __init__(self, env: Guard) -> None:
         super().__init__(env)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Thread(target=_end_with_the_parent, daemon=True).start()
+        end_with_the_parent()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -294,14 +291,6 @@ class OwnProcess(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
     def _blank(self) -> NDArray[Any]:
         space = self.observation_space
         return np.zeros(space.shape or (), space.dtype)
-
-
-def _end_with_the_parent() -> None:
-    """End this process when its parent has died, even if the environment hangs."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
 
 
 def _with_traceback(failure: EnvironmentFailure) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from repertory.config import ConfigError, closest_hint
+from repertory.config import ConfigError
+from repertory.synonyms import closest_hint
 
 
 @dataclass(frozen=True)

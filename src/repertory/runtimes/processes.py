@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import pickle
 import queue
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -40,9 +38,9 @@ from repertory.runtimes.shared_memory import (
     SharedStore,
     shared_zeros,
 )
+from repertory.spawning import begin_child, deaf_to_signals
 from repertory.trajectories import TrajectorySpec
 
-_PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MAX_ROLES = 1024
 _POLL_SECONDS = 0.1  # how soon a waiting role sees that the run is over
 _GRACE_SECONDS = 5.0  # for roles to end by themselves before they are killed
@@ -219,7 +217,7 @@ class ProcessRuntime:
             name=name,
             daemon=False,
         )
-        with _deaf_to_signals():
+        with deaf_to_signals():
             process.start()
         theirs.close()
         child = _Child(name, index, process)
@@ -340,22 +338,6 @@ class ProcessRuntime:
             self._failure = RoleFailed(child.name, reason, trace)
 
 
-@contextlib.contextmanager
-def _deaf_to_signals() -> Iterator[None]:
-    """Hold back, from a process that is started in the block, what the parent alone answers.
-
-    Signals from a terminal go to the whole group, and a new process would die of Ctrl-C while it
-    still imports. It inherits the mask, and ignores them when its role begins. The parent itself
-    gets what was held back when the block ends.
-    """
-    resource_tracker.ensure_running()  # started with the first process, it would lift the mask
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
     code = process.exitcode
     if code is None:
@@ -376,10 +358,7 @@ def _run_role(
     threads: int,
 ) -> None:
     """A role's whole life, in its own process."""
-    for number in _PARENTS_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    begin_child()
     torch.set_num_threads(threads)
     context = _Context(name, index, control, pipe)
     for argument in arguments:
@@ -392,10 +371,3 @@ def _run_role(
         reason = f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):
             context.send("error", (reason, traceback.format_exc()))
-
-
-def _end_with_the_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

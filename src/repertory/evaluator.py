@@ -1,0 +1,136 @@
+"""The evaluator: plays whole games with a run's checkpoints while training goes on.
+
+It is not part of any algorithm. The parent has a checkpoint written, as it does anyway, and hands
+its path over; so what was evaluated can be loaded again, and `best` is a file and not a memory.
+Games are the evaluator's own (`evaluation.EVALUATOR`), whole, and counted beforehand. Where roles
+are processes the evaluator is one more beside them; where all is one process it plays at once.
+
+What is here: that process, and what came back from it. What is not here: the games (`evaluation`),
+and when to evaluate (`training`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from repertory.agent import Agent
+from repertory.config import RunConfig
+from repertory.evaluation import evaluate
+from repertory.metrics import Record
+from repertory.spawning import begin_child, deaf_to_signals
+
+Env = str | Callable[..., Any]
+
+_GRACE_SECONDS = 2.0
+
+
+class Evaluator:
+    """Takes checkpoints and gives `eval` records; in a process of its own, or at once."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Nothing is started before the first checkpoint comes."""
+        self._episodes = config.evaluation_episodes
+        # A checkpoint holds no code: an environment that is a callable has to come along.
+        self._env = config.env if callable(config.env) else None
+        self._apart = config.runtime != "inline"
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._pipe: Connection | None = None
+        self._records: queue.SimpleQueue[Record] = queue.SimpleQueue()
+        self._waiting = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint that was handed over has not come back."""
+        return self._waiting > 0
+
+    def submit(self, checkpoint: Path) -> None:
+        """Have a checkpoint evaluated, after those that still wait."""
+        self._waiting += 1
+        if not self._apart:
+            self._records.put(_evaluate(checkpoint, self._episodes, self._env))
+            return
+        if self._process is None:
+            self._start()
+        assert self._pipe is not None
+        try:
+            self._pipe.send(checkpoint)
+        except OSError:
+            self._records.put(_failed(checkpoint, "the evaluator has ended"))
+
+    def finished(self) -> list[Record]:
+        """What has come back since the last call: `eval` records, or `event`s of failures."""
+        if self._pipe is not None:
+            self._receive(self._pipe)
+        found = []
+        while not self._records.empty():
+            found.append(self._records.get())
+        self._waiting -= len(found)
+        return found
+
+    def close(self) -> None:
+        """End the process, in the middle of a game too. Harmless when called twice."""
+        if self._process is None or self._pipe is None:
+            return
+        self._pipe.close()
+        self._process.join(_GRACE_SECONDS if not self.busy else 0.0)
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._process = self._pipe = None
+
+    def _start(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(
+            target=_serve, args=(theirs, self._episodes, self._env), name="evaluator"
+        )
+        with deaf_to_signals():
+            self._process.start()
+        theirs.close()
+
+    def _receive(self, pipe: Connection) -> None:
+        """Take what lies in the pipe; its end stands for all that was to come."""
+        try:
+            while pipe.poll():
+                self._records.put(pipe.recv())
+        except (EOFError, OSError):
+            for _ in range(self._waiting - self._records.qsize()):
+                self._records.put(_failed(None, "the evaluator died"))
+
+
+def _serve(pipe: Connection, episodes: int, env: Env | None) -> None:
+    """The process: checkpoints in, records out, until the other end is closed."""
+    begin_child()
+    torch.set_num_threads(1)
+    while True:
+        try:
+            checkpoint = pipe.recv()
+            pipe.send(_evaluate(checkpoint, episodes, env))
+        except (EOFError, OSError):
+            return
+
+
+def _evaluate(checkpoint: Path, episodes: int, env: Env | None) -> Record:
+    """An `eval` record, or the `event` that stands for a failure: training goes on without it."""
+    try:
+        record = evaluate(Agent.load(checkpoint, env=env), episodes=episodes).to_record()
+    except Exception as error:
+        return _failed(checkpoint, f"{type(error).__name__}: {error}")
+    return {**record, "checkpoint": str(checkpoint)}
+
+
+def _failed(checkpoint: Path | None, reason: str) -> Record:
+    name = "" if checkpoint is None else f" of {checkpoint.name}"
+    return {
+        "kind": "event",
+        "event": "evaluation_failed",
+        "message": f"the evaluation{name} failed: {reason}",
+    }

@@ -1,0 +1,54 @@
+"""How a child process starts and ends: deaf to what the parent alone answers, dead when it dies.
+
+What is here: the mask around a start, and the first lines of a child. What is not here: any
+process itself (`runtimes.processes`, `environments.guard`, `evaluator`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+
+_PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def deaf_to_signals() -> Iterator[None]:
+    """Hold back, from a process that is started in the block, what the parent alone answers.
+
+    Signals from a terminal go to the whole group, and a new process would die of Ctrl-C while it
+    still imports. It inherits the mask, and ignores them from `begin_child` on. The parent itself
+    gets what was held back when the block ends.
+    """
+    resource_tracker.ensure_running()  # started with the first process, it would lift the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def begin_child() -> None:
+    """First thing in a child that was started `deaf_to_signals`."""
+    for number in _PARENTS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
+    end_with_the_parent()
+
+
+def end_with_the_parent() -> None:
+    """From now on, end this process as soon as its parent has died, whatever it is doing."""
+    threading.Thread(target=_wait_for_the_end, daemon=True).start()
+
+
+def _wait_for_the_end() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

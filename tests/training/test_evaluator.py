@@ -1,0 +1,137 @@
+"""The evaluator beside the training: whole games of checkpoints, the best of them, and an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from repertory.algorithms import ALGORITHMS
+from repertory.algorithms.a2c import A2CConfig
+from repertory.checkpoints import load, resolve
+from repertory.config import RunConfig
+from repertory.training import train
+
+SETTINGS: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "hidden_sizes": (8,),
+    "num_envs": 2,
+    "total_steps": 600,
+    "log_every_steps": 50,
+    "evaluation_steps": 200,
+    "evaluation_episodes": 3,
+}
+
+
+def records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def check(config: RunConfig) -> list[dict[str, Any]]:
+    """Train; what was evaluated is in the folder, and `best` is the best of it."""
+    result = train(config)
+    evaluated = records(result.run_dir, "eval")
+    for record in evaluated:
+        assert record["episodes"] == 3
+        assert load(Path(record["checkpoint"]))["env_steps"] == record["env_steps"]
+    best = max(evaluated, key=lambda record: record["episode_return_mean"])
+    assert resolve(result.run_dir / "checkpoints" / "best") == Path(best["checkpoint"])
+    assert evaluated[-1]["env_steps"] == result.env_steps
+    return evaluated
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_has_it(algorithm: str, tmp_path: Path) -> None:
+    config = ALGORITHMS[algorithm].config(
+        **SETTINGS, runtime="inline", run_dir=tmp_path / algorithm
+    )
+    evaluated = check(config)
+    assert [record["env_steps"] // 200 for record in evaluated] == [1, 2, 3, 3][: len(evaluated)]
+    assert len(evaluated) >= 3
+
+
+def test_on_inline_two_runs_evaluate_the_same(tmp_path: Path) -> None:
+    found = []
+    for name in ("one", "two"):
+        result = train(A2CConfig(**SETTINGS, runtime="inline", run_dir=tmp_path / name))
+        found.append(
+            [(r["env_steps"], r["episode_returns"]) for r in records(result.run_dir, "eval")]
+        )
+    assert found[0] == found[1]
+
+
+def test_beside_processes_it_is_one_more_and_leaves_with_them(tmp_path: Path) -> None:
+    settings = SETTINGS | {"total_steps": 30_000, "evaluation_steps": 3_000}
+    assert len(check(A2CConfig(**settings, runtime="processes", run_dir=tmp_path / "run"))) >= 2
+
+
+class Fine(gymnasium.Env[Any, Any]):
+    """Five steps an episode."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.step_index = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.step_index += 1
+        return np.zeros(1, np.float32), 1.0, self.step_index == 5, False, {}
+
+
+class Slow(Fine):
+    """Takes its time: a minute a game."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.02)
+        self.step_index += 1
+        return np.zeros(1, np.float32), 1.0, self.step_index == 3000, False, {}
+
+
+def test_an_environment_that_is_a_callable_comes_along(tmp_path: Path) -> None:
+    settings = SETTINGS | {"env": Fine}
+    evaluated = check(A2CConfig(**settings, runtime="processes", run_dir=tmp_path / "run"))
+    assert evaluated[0]["episode_return_mean"] == 5.0
+
+
+def test_a_failure_is_told_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise OSError("no room")
+
+    monkeypatch.setattr("repertory.evaluator.evaluate", fail)
+    result = train(A2CConfig(**SETTINGS, runtime="inline", run_dir=tmp_path / "run"))
+    assert result.reason == "total_steps"
+    messages = [record.get("message", "") for record in records(result.run_dir, "event")]
+    assert any("failed: OSError: no room" in message for message in messages)
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupt_does_not_wait_for_games(tmp_path: Path) -> None:
+    settings = SETTINGS | {"env": Slow, "total_steps": 1_000_000, "evaluation_steps": 20}
+    seen: list[float] = []
+
+    def interrupt(record: dict[str, Any]) -> None:
+        if record["kind"] == "progress" and not seen:
+            seen.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert threading.current_thread() is threading.main_thread()
+    settings["log_every_steps"] = 40
+    result = train(
+        A2CConfig(**settings, runtime="processes", run_dir=tmp_path / "run"), on_record=interrupt
+    )
+    assert result.reason == "interrupted"
+    assert time.monotonic() - seen[0] < 10

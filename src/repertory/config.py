@@ -55,7 +55,7 @@ class RunConfig:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment's constructor."""
     protocol: str | None = None
-    """Rules of an Atari game: `dqn`, `machado` or `v5`; by default what the id stands for."""
+    """Rules of an Atari game: `dqn`, `machado`, `v5` or `a3c42`; by default what the id says."""
     vectorization: Literal["sync", "async"] = "sync"
     """`async` gives each column a process of its own; Atari games are native and ignore it."""
     image_layout: Literal["auto", "chw", "hwc"] = "auto"

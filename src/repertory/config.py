@@ -34,7 +34,7 @@ import yaml
 
 from repertory.environments.base import EnvironmentConfig
 
-Network = Literal["auto", "mlp", "a3c", "nature", "minatar", "impala"]
+Network = Literal["auto", "mlp", "a3c", "a3c42", "nature", "minatar", "impala"]
 Core = Literal["none", "lstm", "gru"]
 Initialization = Literal["published", "orthogonal"]
 Precision = Literal["float32", "bfloat16"]

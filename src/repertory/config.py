@@ -35,7 +35,7 @@ import yaml
 from repertory.environments.base import EnvironmentConfig
 from repertory.synonyms import closest_hint, name_hint
 
-Network = Literal["auto", "mlp", "a3c", "nature", "minatar", "impala"]
+Network = Literal["auto", "mlp", "a3c", "a3c42", "nature", "minatar", "impala"]
 Core = Literal["none", "lstm", "gru"]
 Initialization = Literal["published", "orthogonal"]
 Precision = Literal["float32", "bfloat16"]
@@ -56,7 +56,7 @@ class RunConfig:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment's constructor."""
     protocol: str | None = None
-    """Rules of an Atari game: `dqn`, `machado` or `v5`; by default what the id stands for."""
+    """Rules of an Atari game: `dqn`, `machado`, `v5` or `a3c42`; by default what the id says."""
     vectorization: Literal["sync", "async"] = "sync"
     """`async` gives each column a process of its own; Atari games are native and ignore it."""
     image_layout: Literal["auto", "chw", "hwc"] = "auto"

@@ -23,6 +23,8 @@ cv2 = pytest.importorskip("cv2")
 pytestmark = pytest.mark.atari
 
 BREAKOUT = EnvironmentConfig("BreakoutNoFrameskip-v4")
+SMALL_PONG = EnvironmentConfig("ALE/Pong-v5", protocol="a3c42")
+SMALL_BREAKOUT = EnvironmentConfig("BreakoutNoFrameskip-v4", protocol="a3c42")
 
 
 class Emulator:
@@ -132,6 +134,152 @@ def test_a_column_equals_the_bare_emulator_frame_by_frame(
     vector.close()
 
 
+class SmallPictureEmulator(Emulator):
+    """The same oracle under `a3c42`: the last frame of a step, made small, and its moments."""
+
+    def __init__(self, rom, seed):
+        super().__init__(rom, seed, sticky=0.0, full_action_space=False, fire_reset=False)
+        self.mean = self.deviation = 0.0
+        self.num_seen = 0
+
+    def reset(self):
+        self.ale.reset_game()
+        self.captured = self.ale.getScreenGrayscale()
+        return self.observation()
+
+    def step(self, action):
+        reward = 0
+        for frame in range(4):
+            reward += self.ale.act(self.actions[action])
+            if self.ale.game_over():
+                break
+            if frame == 3:
+                self.captured = self.ale.getScreenGrayscale()
+        return self.observation(), reward, self.ale.game_over()
+
+    def observation(self):
+        court = cv2.resize(self.captured[34:194, :160], (80, 80)).astype(np.float32)
+        picture = cv2.resize(court, (42, 42)).astype(np.float64) / 255
+        self.num_seen += 1
+        self.mean = self.mean * 0.9999 + picture.mean() * 0.0001
+        self.deviation = self.deviation * 0.9999 + picture.std() * 0.0001
+        share = 1 - 0.9999**self.num_seen
+        return ((picture - self.mean / share) / (self.deviation / share + 1e-8))[None]
+
+
+@pytest.mark.parametrize(
+    ("config", "rom", "num_steps"),
+    [(SMALL_PONG, "pong", 250), (SMALL_BREAKOUT, "breakout", 600)],
+)
+def test_a_small_picture_is_the_last_frame_and_its_moments_outlive_games(config, rom, num_steps):
+    vector = make_vector(config, [5])
+    emulator = SmallPictureEmulator(rom, 5)
+    assert vector.spec.action_space.n == len(emulator.actions)
+    observation, expected, over = vector.reset()[0], emulator.reset(), False
+    generator = np.random.default_rng(5)
+    num_games = 0
+    for _ in range(num_steps):
+        np.testing.assert_allclose(observation, expected, rtol=1e-3, atol=1e-3)
+        action = generator.integers(0, vector.spec.action_space.n)
+        tick = vector.step(np.array([action]))
+        observation = tick.observations[0]
+        assert tick.valid[0] == (not over)
+        expected, reward, over = (emulator.reset(), 0, False) if over else emulator.step(action)
+        assert tick.rewards[0] == reward
+        assert tick.terminated[0] == over  # lives are no ends
+        assert (tick.episode_lengths[0] > 0) == over
+        num_games += over
+    assert num_games >= (2 if rom == "breakout" else 0)
+    vector.close()
+
+
+def test_ball_and_paddles_of_pong_are_in_the_small_picture():
+    """Where a thing is on the screen, the picture is brighter or darker than the empty court.
+
+    The ball is as narrow as what the second resize can step over, so that it fades in places.
+    """
+    single = make_single(SMALL_PONG, render_mode="rgb_array")
+    observation, _ = single.reset(seed=1)
+    generator = np.random.default_rng(0)
+    contrasts = {"ours": [], "theirs": [], "ball": []}
+    courts = []
+    for index in range(800):
+        observation, *_ = single.step(generator.integers(0, 6))
+        if index < 100:
+            continue  # the game shows itself off in other colours first
+        court, picture = single.render()[34:194].astype(int), observation[0]
+        empty = np.median(picture)
+        courts.append(picture)
+        for name, colour, left, right in (
+            ("ours", (92, 186, 92), 0, 160),
+            ("theirs", (213, 130, 74), 0, 160),
+            ("ball", (236, 236, 236), 24, 136),
+        ):
+            found = (court[:, left:right] == colour).all(-1)
+            if found.sum() >= 8:
+                row, column = (axis.mean() for axis in np.nonzero(found))
+                row, column = (row + 0.5) * 42 / 160, (column + left + 0.5) * 42 / 160
+                near = picture[
+                    max(0, round(row) - 2) : round(row) + 2,
+                    max(0, round(column) - 2) : round(column) + 2,
+                ]
+                contrasts[name].append((near - empty).max())
+    assert min(len(found) for found in contrasts.values()) > 200
+    assert min(contrasts["ours"]) > 1
+    assert min(contrasts["theirs"]) > 1
+    assert np.mean(np.array(contrasts["ball"]) > 1) > 0.9
+    # Something moves in the paddles' lanes and between them, and nothing at the very left.
+    moving = np.std(courts, 0).max(0)
+    assert min(moving[4], moving[37], moving[10:32].max()) > 1
+    assert moving[0] < 0.5
+    single.close()
+
+
+def test_a_small_picture_has_a_spec_of_its_own():
+    for config, num_actions in ((SMALL_PONG, 6), (SMALL_BREAKOUT, 4)):
+        spec = describe(config)
+        space = spec.observation_space
+        assert (space.shape, space.dtype) == ((1, 42, 42), np.float32)
+        assert np.isneginf(space.low).all()
+        assert np.isposinf(space.high).all()
+        assert (spec.protocol, spec.action_space.n) == ("a3c42", num_actions)
+        assert (spec.action_repeat, spec.frame_stack, spec.image_layout) == (4, 1, "chw")
+        assert spec.max_episode_steps == 27_000
+        single, vector = make_single(config), make_vector(config, [1, 2])
+        assert single.observation_space == vector.spec.observation_space == space
+        assert single.reset(seed=1)[0] in space
+        first = vector.reset()
+        assert first.shape == (2, 1, 42, 42)
+        assert first.dtype == np.float32
+        assert first[1] in space
+        single.close()
+        vector.close()
+
+
+def test_a_taller_screen_gives_a_small_picture_of_the_same_size():
+    vector = make_vector(EnvironmentConfig("ALE/AirRaid-v5", protocol="a3c42"), [1])
+    assert vector.reset().shape == (1, 1, 42, 42)
+    vector.close()
+
+
+def test_moments_of_the_small_picture_begin_afresh_with_the_seed():
+    vector, single = make_vector(SMALL_PONG, [7, 8]), make_single(SMALL_PONG)
+    runs = []
+    for _ in range(2):
+        rows = [vector.reset()]
+        rows += [vector.step(np.array([2, 3])).observations for _ in range(80)]
+        runs.append(np.stack(rows))
+    np.testing.assert_array_equal(runs[0], runs[1])
+    first = single.reset(seed=7)[0]
+    for _ in range(80):
+        last = single.step(2)[0]
+    np.testing.assert_array_equal(last, runs[0][-1, 0])
+    assert not np.array_equal(single.reset()[0], first)  # it goes on where it was
+    np.testing.assert_array_equal(single.reset(seed=7)[0], first)
+    single.close()
+    vector.close()
+
+
 @pytest.mark.parametrize(
     ("env_id", "protocol", "name", "num_actions"),
     [
@@ -151,6 +299,11 @@ def test_an_id_stands_for_a_protocol_and_a_name_overrides_it(env_id, protocol, n
     assert spec.observation_space.shape == (4, 84, 84)
     assert spec.observation_space.dtype == np.uint8
     assert (spec.action_repeat, spec.frame_stack, spec.image_layout) == (4, 4, "chw")
+
+
+def test_a_misspelt_protocol_is_answered_with_the_closest():
+    with pytest.raises(EnvironmentRefused, match="a3c42"):
+        describe(EnvironmentConfig("ALE/Pong-v5", protocol="a3c"))
 
 
 @pytest.mark.parametrize("settings", [{"protocol": "dqm"}, {"protocol": "atari"}])
@@ -545,7 +698,10 @@ def test_no_ops_are_drawn_from_0_to_29():
 
 @pytest.mark.parametrize(
     ("config", "seed"),
-    [(BREAKOUT, 3), (BREAKOUT, 11), (EnvironmentConfig("ALE/Breakout-v5"), 4)],
+    [
+        *((BREAKOUT, 3), (BREAKOUT, 11), (EnvironmentConfig("ALE/Breakout-v5"), 4)),
+        *((SMALL_BREAKOUT, 3), (replace(SMALL_PONG, max_episode_steps=300), 3)),
+    ],
 )
 def test_the_single_game_equals_a_column(config, seed):
     """Over several lives, the end of a game and the beginning of the next."""

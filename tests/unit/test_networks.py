@@ -28,6 +28,7 @@ from repertory.models.networks import (
 from repertory.models.policies import CategoricalHead
 
 ATARI = ((4, 84, 84), np.uint8, "chw")
+SMALL = ((1, 42, 42), np.float32, "chw")
 DMLAB = ((72, 96, 3), np.uint8, "hwc")
 MINATAR = ((10, 10, 6), np.bool_, "hwc")
 VECTOR = ((4,), np.float32, "none")
@@ -89,6 +90,9 @@ def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor], atol: flo
         (VECTOR, "mlp"),
         (ATARI, "a3c"),
         (ATARI, "nature"),
+        (SMALL, "a3c42"),
+        (DMLAB, "a3c42"),
+        (MINATAR, "a3c42"),
         (MINATAR, "minatar"),
         (DMLAB, "impala"),
         (MINATAR, "impala"),
@@ -120,6 +124,7 @@ def test_every_network_acts_and_learns(
         (VECTOR, "mlp", 4 * 64 + 64 + 64 * 64 + 64),
         (ATARI, "a3c", 256 * 16 + 16 + 256 * 32 + 32 + 2592 * 256 + 256),
         (ATARI, "nature", 256 * 32 + 32 + 512 * 64 + 64 + 576 * 64 + 64 + 3136 * 512 + 512),
+        (SMALL, "a3c42", (9 * 32 + 32) + 3 * (288 * 32 + 32)),
         (MINATAR, "minatar", 54 * 16 + 16 + 1024 * 128 + 128),
         (
             DMLAB,
@@ -155,6 +160,49 @@ def test_a3c_torso_is_its_formula() -> None:
     dense = torso.dense.weight.double().unflatten(1, (9, 9, 32)).permute(0, 3, 1, 2).flatten(1)
     expected = F.relu(x.flatten(1) @ dense.T + torso.dense.bias.double())
     torch.testing.assert_close(torso(images).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a3c42_torso_is_its_formula() -> None:
+    torso = build(SMALL, network="a3c42").torso
+    x = (observations_of(SMALL, 5) * 20 - 1).double()
+    features = torso(x.float())
+    for layer in torso.convolutions[::2]:
+        x = F.elu(F.conv2d(x, layer.weight.double(), layer.bias.double(), stride=2, padding=1))
+    assert x.shape == (5, 32, 3, 3)
+    assert features.shape == (5, torso.output_size) == (5, 288)
+    # The features come pixel by pixel, channels innermost.
+    expected = x.permute(0, 2, 3, 1).flatten(1)
+    torch.testing.assert_close(features.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "output_size"),
+    [((1, 42, 42), 288), ((4, 84, 84), 32 * 36), ((3, 210, 160), 32 * 14 * 10), ((2, 1, 5), 32)],
+)
+def test_a3c42_torso_takes_images_of_any_size(
+    shape: tuple[int, int, int], output_size: int
+) -> None:
+    torso = build((shape, np.uint8, "chw"), network="a3c42").torso
+    assert torso.output_size == output_size
+    assert torso(observations_of((shape, np.uint8, "chw"), 2)).shape == (2, output_size)
+
+
+def test_a3c42_model_has_the_published_number_of_parameters() -> None:
+    """Torso, an LSTM with two biases a gate, and heads for the six actions of Pong."""
+    model = build(SMALL, network="a3c42", core="lstm", core_size=256)
+    torso = (9 * 32 + 32) + 3 * (288 * 32 + 32)
+    lstm = 4 * 256 * (288 + 256 + 2)
+    heads = 256 * 6 + 6 + 256 + 1
+    assert sum(p.numel() for p in model.parameters()) == torso + lstm + heads == 588_967
+
+
+def test_a3c42_acts_in_inference_mode_as_it_learns() -> None:
+    model = build(SMALL, network="a3c42", core="lstm")
+    observations = observations_of(SMALL, 3, 2)
+    learned = run(model, observations)
+    with torch.inference_mode():
+        acted = run(model, observations)
+    assert all(map(torch.equal, acted, learned))
 
 
 def test_impala_torso_is_its_formula() -> None:
@@ -203,7 +251,7 @@ def test_a_critic_without_the_cores_memory_is_refused() -> None:
         ActorCritic((4,), torso, core, head, value_torso=build(VECTOR).torso)
 
 
-@pytest.mark.parametrize("network", ["a3c", "nature", "impala", "minatar", "mlp"])
+@pytest.mark.parametrize("network", ["a3c", "a3c42", "nature", "impala", "minatar", "mlp"])
 def test_bytes_are_scaled_exactly_once(network: str) -> None:
     shape, _, layout = ATARI
     of_bytes = build(ATARI, network=network)
@@ -213,7 +261,7 @@ def test_bytes_are_scaled_exactly_once(network: str) -> None:
     assert_close(run(of_bytes, images), run(of_floats, images.float() / 255), 1e-5)
 
 
-@pytest.mark.parametrize("network", ["a3c", "nature", "impala", "minatar"])
+@pytest.mark.parametrize("network", ["a3c", "a3c42", "nature", "impala", "minatar"])
 def test_image_layouts_differ_in_nothing_but_the_axes(network: str) -> None:
     chw = build(((3, 48, 40), np.uint8, "chw"), network=network)
     hwc = build(((48, 40, 3), np.uint8, "hwc"), network=network)
@@ -269,7 +317,42 @@ def test_deep_network_starts_from_a_cut_normal() -> None:
                 assert layer.weight.std().item() == pytest.approx(0.88 * deviation, rel=0.1)
 
 
-@pytest.mark.parametrize("network", ["a3c", "nature", "impala"])
+@pytest.mark.parametrize("core", ["none", "lstm", "gru"])
+def test_a3c42_starts_as_its_program_did(core: str) -> None:
+    model = build(SMALL, network="a3c42", core=core)
+    for index, layer in enumerate(model.torso.convolutions[::2]):
+        fan_in, fan_out = (9 if index == 0 else 288), 288
+        bound = math.sqrt(6 / (fan_in + fan_out))
+        assert bound * 0.9 < layer.weight.abs().max() <= bound
+        assert layer.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
+        assert abs(layer.weight.mean()) < bound / 10
+        assert not layer.bias.any()
+    for head, norm in ((model.policy, 0.01), (model.value, 1.0)):
+        lengths = head.weight.norm(dim=1)
+        torch.testing.assert_close(lengths, torch.full_like(lengths, norm))
+        # Rows point anywhere: as many entries above 0 as below, and no two rows alike.
+        assert 0.4 < (head.weight > 0).float().mean() < 0.6
+        directions = F.normalize(head.weight)
+        assert (directions @ directions.T - torch.eye(len(directions))).abs().max() < 0.3
+        assert not head.bias.any()
+    if core != "none":
+        recurrent = model.core.recurrent
+        for kernel in (recurrent.weight_ih_l0, recurrent.weight_hh_l0):
+            assert 0.99 / 16 < kernel.abs().max() <= 1 / 16
+            assert kernel.std().item() == pytest.approx(1 / 16 / math.sqrt(3), rel=0.02)
+        assert not recurrent.bias_ih_l0.any()
+        assert not recurrent.bias_hh_l0.any()
+
+
+def test_a3c42_may_start_orthogonal_and_then_keeps_the_cores_own_biases() -> None:
+    model = build(SMALL, network="a3c42", core="lstm", initialization="orthogonal")
+    torch.testing.assert_close(
+        torch.linalg.svdvals(model.policy.weight), torch.full((6,), 0.01), rtol=1e-4, atol=0
+    )
+    assert model.core.recurrent.bias_ih_l0.any()
+
+
+@pytest.mark.parametrize("network", ["a3c", "a3c42", "nature", "impala"])
 def test_orthogonal_initialization_keeps_the_scale_of_what_goes_through(network: Any) -> None:
     model = build_model(spec_of(ATARI), network=network, initialization="orthogonal")
     for layer in model.torso.modules():
@@ -297,7 +380,7 @@ def test_mlp_starts_orthogonal_with_a_nearly_uniform_policy() -> None:
         assert not layer.bias.any()
 
 
-@pytest.mark.parametrize("network", ["a3c", "nature", "impala", "minatar"])
+@pytest.mark.parametrize("network", ["a3c", "a3c42", "nature", "impala", "minatar"])
 def test_kernels_stay_channels_last_through_copies_and_loads(network: str) -> None:
     model = build(ATARI, network=network)
     other = pickle.loads(pickle.dumps(copy.deepcopy(model)))
@@ -332,6 +415,7 @@ def test_bfloat16_is_close_to_float32() -> None:
         (((9, 9, 2), np.float32, "none"), MLPTorso),
         (((35, 84, 3), np.uint8, "hwc"), ConvolutionTorso),
         (ATARI, ConvolutionTorso),
+        (SMALL, ConvolutionTorso),
     ],
 )
 def test_auto_chooses_by_declared_shape(observation: Observation, torso: type) -> None:
@@ -350,6 +434,7 @@ def test_auto_takes_small_images_for_minatar(side: int, hidden_size: int) -> Non
         (((3, 30, 30), np.uint8, "chw"), {"network": "nature"}, "kernel of 3"),
         (VECTOR, {"network": "a3c"}, r"'a3c' needs images.*\[4\]"),
         (VECTOR, {"network": "impala"}, "'impala' needs images"),
+        (VECTOR, {"network": "a3c42"}, "'a3c42' needs images"),
         (((84, 84), np.uint8, "chw"), {}, "needs images"),
         (VECTOR, {"network": "resnet"}, "'resnet'"),
         (VECTOR, {"core": "rnn"}, "'rnn'"),

@@ -2,7 +2,7 @@
 
 What is here: the contract (`base`), and the four functions through which the rest of the pipeline
 meets environments, whatever kind they are. In reading order: `base`, `gymnasium`, `guard`, `atari`,
-`toy`; `spaces`, `names` and `seeding` are what these share.
+`pictures`, `toy`; `spaces`, `names` and `seeding` are what these share.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 What is here: the protocols, the ids that stand for them, the adapter `AtariVector`, and the same
 game as a single environment that can be watched. What is not here: any preprocessing; skipping,
-pooling, resizing and stacking happen in one place, the emulator's native code.
+pooling, resizing and stacking happen in one place, the emulator's native code. The one exception is
+the picture of `a3c42`, whose second half is in `pictures`.
 
 This is the only module that imports `ale_py`, and it does so when a game is asked for.
 
@@ -33,13 +34,14 @@ from repertory.environments.base import (
     Tick,
 )
 from repertory.environments.names import not_installed, unknown
+from repertory.environments.pictures import SHAPE, SmallPictures
 from repertory.environments.spaces import legal_actions
 
 ACTION_REPEAT = 4
 """Frames an env step takes, in every protocol."""
 
 FRAME_STACK = 4
-"""Frames in an observation, in every protocol."""
+"""Frames in an observation, in every protocol but `a3c42`."""
 
 _FRAMES_PER_SECOND = 60
 
@@ -64,6 +66,9 @@ class Protocol:
         fire_reset: FIRE is pressed once as a game begins, where the game knows it.
         max_noops: A game begins with a random number of no-ops below this; 0 for none.
         max_frames: A game is truncated after so many frames.
+        small_picture: An observation is the last frame alone, 42 by 42, normalised (see
+            `pictures`). Otherwise it is four of 84 by 84 bytes, each the maximum of the last two
+            frames of its env step.
     """
 
     name: str
@@ -73,6 +78,7 @@ class Protocol:
     fire_reset: bool
     max_noops: int
     max_frames: int
+    small_picture: bool = False
 
 
 DQN = Protocol(
@@ -112,7 +118,22 @@ V5 = Protocol(
 """What the emulator's own `ALE/*-v5` ids stand for: sticky actions, the game's own actions, 30
 minutes a game."""
 
-PROTOCOLS = {protocol.name: protocol for protocol in (DQN, MACHADO, V5)}
+A3C42 = Protocol(
+    name="a3c42",
+    repeat_action_probability=0.0,
+    full_action_space=False,
+    signals_lives=False,
+    fire_reset=False,
+    max_noops=0,
+    max_frames=108_000,
+    small_picture=True,
+)
+"""What the widely used PyTorch A3C program (ikostrikov/pytorch-a3c, 2017) made of
+`PongDeterministic-v4`: deterministic, every game begins alike, no knowledge of lives, and a small
+normalised picture of one frame, so that a recurrent core has to tell where things move. Its own
+games end after a million env steps; 30 minutes are the cap here."""
+
+PROTOCOLS = {protocol.name: protocol for protocol in (DQN, MACHADO, V5, A3C42)}
 """Every protocol by name."""
 
 
@@ -235,10 +256,15 @@ class Game:
         Args:
             num_envs: B.
             num_threads: Threads that step the columns; 0 for as many as there are cores.
-            picture: What an observation looks like; by default 84 by 84, grey, stacked.
+            picture: What the emulator shows; by default 84 by 84, grey, stacked, or the halved
+                screen that `pictures` asks for.
         """
         from ale_py.vector_env import AtariVectorEnv
 
+        defaults = {"stack_num": FRAME_STACK}
+        if self.protocol.small_picture:
+            height, width = self.halved_screen
+            defaults = {"stack_num": 1, "img_height": height, "img_width": width}
         return AtariVectorEnv(
             self.rom,
             num_envs,
@@ -246,7 +272,7 @@ class Game:
             num_threads=num_threads,
             autoreset_mode=AutoresetMode.NEXT_STEP,
             frameskip=ACTION_REPEAT,
-            maxpool=True,
+            maxpool=not self.protocol.small_picture,
             reward_clipping=False,
             episodic_life=False,
             life_loss_info=self.protocol.signals_lives,
@@ -255,20 +281,38 @@ class Game:
             use_fire_reset=self.protocol.fire_reset,
             noop_max=self.protocol.max_noops,
             max_num_frames_per_episode=self.max_frames,
-            **({"stack_num": FRAME_STACK} | picture),
+            **(defaults | picture),
         )
+
+    @property
+    def halved_screen(self) -> tuple[int, int]:
+        """Half the height and width of the game's screen, in pixels."""
+        height, width = _screen_size(self.rom)
+        return height // 2, width // 2
+
+    def pictures(self, num_columns: int) -> SmallPictures | None:
+        """What makes observations of the emulator's; None where they are as the emulator has them.
+
+        It remembers what the columns have seen.
+        """
+        if not self.protocol.small_picture:
+            return None
+        return SmallPictures(num_columns, *self.halved_screen)
 
     def describe(self, native: Any | None = None) -> EnvironmentSpec:
         """The specification; `native` saves building a game to see its actions."""
         if native is None:
             native = self.build(num_envs=1, num_threads=1)
+        space = native.single_observation_space
+        if self.protocol.small_picture:
+            space = gymnasium.spaces.Box(-np.inf, np.inf, SHAPE, np.float32)
         return EnvironmentSpec(
             name=self.env_id,
             protocol=self.protocol.name,
-            observation_space=native.single_observation_space,
+            observation_space=space,
             action_space=native.single_action_space,
             action_repeat=ACTION_REPEAT,
-            frame_stack=FRAME_STACK,
+            frame_stack=1 if self.protocol.small_picture else FRAME_STACK,
             image_layout="chw",
             max_episode_steps=self.max_frames // ACTION_REPEAT,
         )
@@ -349,6 +393,7 @@ class AtariVector:
         game = Game.of(config)
         self.num_envs = len(seeds)
         self._native: Any = game.build(self.num_envs, num_threads)
+        self._pictures = game.pictures(self.num_envs)
         self.spec = game.describe(self._native)
         # The binding takes neither lists nor NumPy's scalars.
         self._seeds = np.array(seeds, np.int32)
@@ -356,12 +401,15 @@ class AtariVector:
         self._ends = Ends(game.env_id, game.max_frames)
         self._waiting = False
 
-    def reset(self) -> NDArray[np.uint8]:
-        """Start every column's game afresh from its seed; [B, 4, 84, 84]."""
+    def reset(self) -> NDArray[Any]:
+        """Start every column's game afresh from its seed; observations as `spec` has them."""
         observations, info = self._exchange(lambda: self._native.reset(seed=self._seeds))
         self._ends.begin(info)
         self._statistics = EpisodeStatistics(self.num_envs)
-        return np.asarray(observations)
+        if self._pictures is None:
+            return np.asarray(observations)
+        self._pictures.restart()
+        return self._pictures.observe(observations)
 
     def step(self, actions: NDArray[Any]) -> Tick:
         """Play one tick; see `VectorEnvironment.step`.
@@ -382,6 +430,8 @@ class AtariVector:
         valid = ~self._ends.ended
         ended = self._ends.observe(terminated, truncated, info)
         returns, lengths = self._statistics.record(rewards, valid, ended)
+        if self._pictures is not None:
+            observations = self._pictures.observe(observations)
         return Tick(
             observations=np.asarray(observations),
             rewards=rewards.astype(np.float32),
@@ -412,12 +462,12 @@ class AtariVector:
         return answer
 
 
-class AtariSingle(gymnasium.Env[NDArray[np.uint8], Any]):
+class AtariSingle(gymnasium.Env[NDArray[Any], Any]):
     """One game by itself, equal to a column of `AtariVector` in observations, rewards and ends.
 
     `terminated` means that the whole game is over; a lost life stands in `info["life_lost"]`, where
     the protocol signals lives. `reset` always begins a new game, in the middle of another one too;
-    without a seed it goes on with the generators as they are.
+    without a seed it goes on with the generators as they are, and with the moments of `pictures`.
 
     The emulator's vector environment plays it, as it does in training. That one draws no pictures,
     so for `rgb_array` a second one plays the same game beside it, with the same seeds and the same
@@ -441,6 +491,7 @@ class AtariSingle(gymnasium.Env[NDArray[np.uint8], Any]):
         }
         self.render_mode = render_mode
         self._native: Any = game.build(num_envs=1, num_threads=1)
+        self._pictures = game.pictures(num_columns=1)
         self._painter: Any = None
         if render_mode == "rgb_array":
             height, width = _screen_size(game.rom)
@@ -455,13 +506,13 @@ class AtariSingle(gymnasium.Env[NDArray[np.uint8], Any]):
         self._picture: NDArray[np.uint8] | None = None
         self._ends = Ends(game.env_id, game.max_frames)
         self._is_seeded = False
-        self.observation_space = self._native.single_observation_space
+        self.observation_space = game.describe(self._native).observation_space
         self.action_space = self._native.single_action_space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Begin a new game; the observation is [4, 84, 84]."""
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Begin a new game; returns the first observation."""
         super().reset(seed=seed)
         if seed is None and not self._is_seeded:
             # Left to themselves, the game and its pictures would take a seed each.
@@ -473,9 +524,13 @@ class AtariSingle(gymnasium.Env[NDArray[np.uint8], Any]):
             self._picture = pictures[0, 0]
         observations, info = self._native.reset(seed=seeds)
         self._ends.begin(info)
+        if self._pictures is not None:
+            if seeds is not None:
+                self._pictures.restart()
+            observations = self._pictures.observe(observations)
         return observations[0], self._info(info)
 
-    def step(self, action: Any) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         """Play one env step, which is four frames.
 
         Raises:
@@ -488,6 +543,8 @@ class AtariSingle(gymnasium.Env[NDArray[np.uint8], Any]):
         if self._painter is not None:
             self._picture = self._painter.step(legal)[0][0, 0]
         observations, rewards, terminated, truncated, info = self._native.step(legal)
+        if self._pictures is not None:
+            observations = self._pictures.observe(observations)
         over = bool(self._ends.observe(terminated, truncated, info)[0])
         return (
             observations[0],

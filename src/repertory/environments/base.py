@@ -39,8 +39,8 @@ class EnvironmentConfig:
         id: A Gymnasium id (`CartPole-v1`, `module:Env-v0`, `ALE/Pong-v5`) or a callable that
             returns a `gymnasium.Env` (picklable where roles are processes).
         kwargs: Keyword arguments for the environment's constructor.
-        protocol: Name of the rules a game is played under (`dqn`, `machado`, `v5`); None means
-            what the id itself stands for. Only Atari games have more than one.
+        protocol: Name of the rules a game is played under (`dqn`, `machado`, `v5`, `a3c42`); None
+            means what the id itself stands for. Only Atari games have more than one.
         vectorization: `sync` steps the columns one after the other in this process, `async` gives
             each column a spawned process of its own. Atari games ignore it: they are native.
         image_layout: `auto`, or where the channels of an image observation stand.

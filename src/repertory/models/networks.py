@@ -1,8 +1,9 @@
 """Networks: torsos for vectors and images, and the actor-critic model built from them.
 
-What is here: the published torsos (MLP, A3C, Nature, MinAtar, IMPALA's deep one), the model that
-puts torso, recurrent core and two heads together, and its construction from what an environment
-says of itself. What is not here: the core (`cores`) and distributions (`policies`).
+What is here: the published torsos (MLP, A3C, that of the PyTorch A3C program, Nature, MinAtar,
+IMPALA's deep one), the model that puts torso, recurrent core and two heads together, and its
+construction from what an environment says of itself. What is not here: the core (`cores`) and
+distributions (`policies`).
 
 Torsos take observations as environments give them, `[N, ...]` in their own dtype, and know their
 image layout from the environment's spec; nothing is guessed from sizes. Images are kept
@@ -53,6 +54,9 @@ _STACKS = {
     # Young and Tian 2019, appendix.
     "minatar": _Convolutions(((16, 3, 1),), 128),
 }
+
+_A3C42_LAYERS = 4
+_A3C42_CHANNELS = 32
 
 _IMPALA_SECTIONS = (16, 32, 32)
 """Channels of the deep network's three sections; Espeholt et al. 2018, figure 3."""
@@ -169,6 +173,43 @@ class ConvolutionTorso(Torso):
     def forward(self, observations: Tensor) -> Tensor:
         """Features [N, output_size] of images [N, ...] of any dtype."""
         return F.relu(self.dense(_flatten(self.convolutions(observations))), inplace=True)
+
+
+class A3C42Torso(Torso):
+    """Four convolutions of 32 channels, 3x3 and stride 2, with ELU, and no dense layer.
+
+    The network of the widely used PyTorch A3C program (ikostrikov/pytorch-a3c, `model.py`, 2017).
+    An image of 42 by 42 becomes 288 features, which the program feeds to an LSTM of 256. Kernels
+    start uniform in +-sqrt(6 / (fan-in + fan-out)), after Glorot and Bengio 2010; biases at 0.
+    """
+
+    def __init__(self, space: gymnasium.spaces.Box, layout: ImageLayout) -> None:
+        """Make the network for images of `space`; any size will do.
+
+        Raises:
+            ValueError: Observations are no images.
+        """
+        super().__init__()
+        _, *size = _image_shape(space, layout, "a3c42")
+        layers: list[nn.Module] = []
+        for index in range(_A3C42_LAYERS):
+            if index == 0:
+                layers.append(ImageConvolution(space, layout, _A3C42_CHANNELS, 3, 2, padding=1))
+            else:
+                layers.append(nn.Conv2d(_A3C42_CHANNELS, _A3C42_CHANNELS, 3, 2, padding=1))
+            layers.append(nn.ELU(inplace=True))
+            size = [(side + 1) // 2 for side in size]
+        self.convolutions = nn.Sequential(*layers)
+        self.output_size = _A3C42_CHANNELS * math.prod(size)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.xavier_uniform_(module.weight)
+                _zero_biases(module)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Features [N, output_size] of images [N, ...] of any dtype."""
+        return _flatten(self.convolutions(observations))
 
 
 class ResidualBlock(nn.Module):
@@ -357,11 +398,13 @@ def build_model(
                 value_torso = MLPTorso(space, spec.image_layout, hidden_sizes)
         case "a3c" | "nature" | "minatar":
             torso = ConvolutionTorso(space, spec.image_layout, network)
+        case "a3c42":
+            torso = A3C42Torso(space, spec.image_layout)
         case "impala":
             torso = IMPALATorso(space, spec.image_layout)
         case _:
             raise ValueError(
-                f"unknown network {network!r}: auto, mlp, a3c, nature, minatar or impala"
+                f"unknown network {network!r}: auto, mlp, a3c, a3c42, nature, minatar or impala"
             )
     memory = None if core == "none" else RecurrentCore(core, torso.output_size, core_size)
     model = ActorCritic(
@@ -384,6 +427,12 @@ def _initialize(model: ActorCritic, network: Network, initialization: Initializa
     elif network == "impala":
         _truncated_normal(model.policy)
         _truncated_normal(model.value)
+    elif network == "a3c42":
+        # A nearly uniform first policy here too, and gates of the core that are half open.
+        _normal_rows(model.policy, 0.01)
+        _normal_rows(model.value, 1.0)
+        if model.core is not None:
+            _zero_biases(model.core.recurrent)
 
 
 def _default_network(space: gymnasium.spaces.Box, layout: ImageLayout) -> Network:
@@ -441,3 +490,17 @@ def _truncated_normal(layer: nn.Conv2d | nn.Linear) -> None:
     nn.init.trunc_normal_(layer.weight, std=deviation, a=-2.0 * deviation, b=2.0 * deviation)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
+
+
+def _normal_rows(layer: nn.Linear, norm: float) -> None:
+    """Set rows that point anywhere and are all of length `norm`, and biases 0."""
+    with torch.no_grad():
+        layer.weight.copy_(F.normalize(torch.randn_like(layer.weight)) * norm)
+    _zero_biases(layer)
+
+
+def _zero_biases(module: nn.Module) -> None:
+    """Set all biases of a layer or core to 0."""
+    for name, parameter in module.named_parameters():
+        if "bias" in name:
+            nn.init.zeros_(parameter)

@@ -111,6 +111,8 @@ class RunConfig:
     """Width of the core."""
     initialization: Initialization = "published"
     """First parameters: as the network was published, or orthogonal kernels of gain sqrt(2)."""
+    standardize_images: bool = False
+    """Give each image mean 0 and deviation 1, instead of dividing bytes by 255 (as published)."""
     precision: Precision = "float32"
     """Arithmetic of the network's passes; parameters and targets stay float32."""
 

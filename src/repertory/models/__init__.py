@@ -35,6 +35,7 @@ def create_on_cpu(config: RunConfig, environment: EnvironmentSpec) -> ActorCriti
             core=config.core,
             core_size=config.core_size,
             initialization=config.initialization,
+            standardize_images=config.standardize_images,
             precision=config.precision,
         )
     if config.init_from is not None:

@@ -62,11 +62,20 @@ _IMPALA_SECTIONS = (16, 32, 32)
 """Channels of the deep network's three sections; Espeholt et al. 2018, figure 3."""
 
 
+_SMALLEST_VARIANCE = 1e-6
+"""Added to the variance of an image, so that one of a single colour becomes 0 instead of 0 / 0."""
+
+
 class ImageConvolution(nn.Conv2d):
     """The first convolution of a torso: takes images as the environment gives them.
 
     Bytes are divided by 255 by scaling the kernel rather than the image: the kernel is smaller by
     orders of magnitude, and whole numbers up to 255 are exact even in bfloat16.
+
+    Attributes:
+        standardized: Whether each image is shifted and scaled to mean 0 and deviation 1 instead,
+            over all of its channels. A ball of a few pixels on a bright field is then a large
+            number and the field a small one; as bytes it is the other way round.
     """
 
     def __init__(
@@ -83,6 +92,7 @@ class ImageConvolution(nn.Conv2d):
         super().__init__(depth, channels, kernel, stride, padding)
         self.layout = layout
         self.scale = _byte_scale(space)
+        self.standardized = False
 
     def forward(self, images: Tensor) -> Tensor:
         """Convolve images [N, ...] of any dtype; the result is [N, channels, H', W']."""
@@ -95,7 +105,13 @@ class ImageConvolution(nn.Conv2d):
         device_type = images.device.type
         autocast = torch.is_autocast_enabled(device_type)
         dtype = torch.get_autocast_dtype(device_type) if autocast else self.weight.dtype
-        kernel = self.weight if self.scale == 1.0 else self.weight * self.scale
+        if self.standardized:
+            images = images.float()
+            variance, mean = torch.var_mean(images, (1, 2, 3), correction=0, keepdim=True)
+            images = (images - mean) * torch.rsqrt(variance + _SMALLEST_VARIANCE)
+            kernel = self.weight
+        else:
+            kernel = self.weight if self.scale == 1.0 else self.weight * self.scale
         return F.conv2d(images.to(dtype), kernel, self.bias, self.stride, self.padding)
 
 
@@ -356,6 +372,7 @@ def build_model(
     core: Core = "none",
     core_size: int = 256,
     initialization: Initialization = "published",
+    standardize_images: bool = False,
     precision: Precision = "float32",
 ) -> ActorCritic:
     """The model that a configuration asks for, with fresh parameters from torch's generator.
@@ -372,6 +389,7 @@ def build_model(
         initialization: `published` starts each network as its paper or program did; `orthogonal`
             starts every kernel orthogonal, of gain sqrt(2) in torsos, 0.01 in the policy's head
             and 1 in the critic's, with biases 0, as OpenAI Baselines does.
+        standardize_images: Give each image mean 0 and deviation 1; see `ImageConvolution`.
         precision: Arithmetic of torso and core.
 
     Returns:
@@ -411,6 +429,9 @@ def build_model(
         space.shape, torso, memory, head, value_torso=value_torso, precision=precision
     )
     _initialize(model, network, initialization)
+    for module in model.modules():
+        if isinstance(module, ImageConvolution):
+            module.standardized = standardize_images
     return model
 
 

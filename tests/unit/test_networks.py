@@ -21,6 +21,7 @@ from repertory.models.cores import RecurrentCore
 from repertory.models.networks import (
     ActorCritic,
     ConvolutionTorso,
+    ImageConvolution,
     IMPALATorso,
     MLPTorso,
     build_model,
@@ -674,3 +675,22 @@ def test_initial_state_has_memory_of_its_own(kind: str) -> None:
         tensor.fill_(9.0)
     assert all((tensor == 0.5).all() for tensor in core.initial_core_state(2))
     assert all(tensor.is_contiguous() for tensor in core.initial_core_state(1))
+
+
+@pytest.mark.parametrize("network", ["a3c", "minatar", "impala"])
+def test_standardised_images_are_those_of_mean_0_and_deviation_1(network: Any) -> None:
+    """The same as an independent shift and scale in front, borders included."""
+    space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    spec = EnvironmentSpec("x", "default", space, gymnasium.spaces.Discrete(3), image_layout="chw")
+    torch.manual_seed(0)
+    model = build_model(spec, network=network, standardize_images=True)
+    images = torch.randint(0, 256, (3, *space.shape), dtype=torch.uint8)
+    first = next(m for m in model.modules() if isinstance(m, ImageConvolution))
+    plain = images.double() / 255
+    shifted = plain - plain.mean((1, 2, 3), keepdim=True)
+    scaled = shifted / (shifted.square().mean((1, 2, 3), keepdim=True) + 1e-6).sqrt()
+    expected = torch.nn.functional.conv2d(
+        scaled, first.weight.double(), first.bias.double(), first.stride, first.padding
+    )
+    torch.testing.assert_close(first(images).double(), expected, rtol=1e-4, atol=1e-4)
+    assert torch.isfinite(first(torch.zeros_like(images))).all()

@@ -1,8 +1,8 @@
 """The actor-critic loss, its diagnostics, and what is done to rewards and advantages before it.
 
 What is here: reward transforms, advantage normalisation, the sum of policy, value and entropy
-terms. What is not here: value targets (`targets`), the division by the number of valid transitions
-and the optimiser's step (`learners`).
+terms, and how far importance ratios spread. What is not here: value targets (`targets`), the
+division by the number of valid transitions and the optimiser's step (`learners`).
 
 Everything is a sum over valid transitions, together with their count. So several learners can add
 theirs up and divide once, and a coefficient means the same for any batch size and any number of
@@ -12,7 +12,7 @@ learners.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ RewardTransform = Literal["none", "clip", "sign", "asymmetric"]
 _SMALLEST_DEVIATION = 1e-8
 """Added to the deviation of advantages, so that equal ones become 0 instead of 0 / 0."""
 
+_LARGEST_LOG_RATIO = 300.0
+"""Where ratios are cut before they are summed: the square of e^300 is still a finite float64."""
+
 
 @dataclass(frozen=True)
 class Losses:
@@ -31,7 +34,7 @@ class Losses:
 
     Attributes:
         total: Scalar to differentiate: `policy + value_cost * value - entropy_cost * entropy`.
-        policy: Scalar, detached; minus log-probability times advantage.
+        policy: Scalar, detached; minus log-probability times advantage, or minus the surrogate.
         value: Scalar, detached; half the squared error of the critic.
         entropy: Scalar, detached; entropies in nats, at least 0 for discrete actions.
         count: Scalar int64; valid transitions.
@@ -44,6 +47,27 @@ class Losses:
     entropy: Tensor
     count: Tensor
     value_moments: Tensor
+
+
+@dataclass(frozen=True)
+class ClippedSurrogate:
+    """Asks for the clipped surrogate in place of the plain policy gradient.
+
+    A ratio that has moved beyond the clip in the direction that its advantage asks for is pushed no
+    further, so that several updates can be made from the same transitions. It belongs with
+    advantages that hold no importance weight: `targets.vtrace(..., weighted_advantages=False)`.
+
+    Attributes:
+        clip: How far from 1 an importance ratio is driven; positive, 0.2 as published.
+        behaviour_log_probs: [T, B]; of the actions taken, by the policy that took them.
+
+    Reference:
+        Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7. With V-trace
+        targets the method is known as APPO.
+    """
+
+    clip: float
+    behaviour_log_probs: Tensor
 
 
 def transform_rewards(rewards: Tensor, kind: RewardTransform) -> Tensor:
@@ -136,6 +160,7 @@ def actor_critic_losses(
     *,
     value_cost: float,
     entropy_cost: float,
+    surrogate: ClippedSurrogate | None = None,
 ) -> Losses:
     """Sum the three terms of the actor-critic loss over valid transitions.
 
@@ -151,12 +176,14 @@ def actor_critic_losses(
         valid: [T, B] bool. Whatever stands in other rows reaches neither losses nor gradients.
         value_cost: Weight of the value loss, at least 0.
         entropy_cost: Weight of the entropy bonus, at least 0.
+        surrogate: If given, the policy term is minus the clipped surrogate. While the ratios are 1
+            its gradient is the plain policy gradient.
 
     Returns:
         Losses; only `total` carries a gradient.
 
     Raises:
-        ValueError: Shapes differ, or a cost is negative.
+        ValueError: Shapes differ, a cost is negative, or the surrogate's clip is not positive.
 
     Reference:
         Mnih et al. 2016, section 4 (entropy); Espeholt et al. 2018, section 4.2 (sums).
@@ -184,7 +211,10 @@ def actor_critic_losses(
         )
     )
     errors = value_targets - values
-    policy = -(log_probs * advantages).sum()
+    if surrogate is None:
+        policy = -(log_probs * advantages).sum()
+    else:
+        policy = -_clipped_surrogate(log_probs, advantages, valid, surrogate).sum()
     value = 0.5 * errors.square().sum()
     entropy = entropies.sum()
     spread = torch.stack([value_targets, errors.detach()]).double()
@@ -196,6 +226,110 @@ def actor_critic_losses(
         count=valid.sum(),
         value_moments=torch.cat([spread.sum((1, 2)), spread.square().sum((1, 2))]),
     )
+
+
+def _clipped_surrogate(
+    log_probs: Tensor, advantages: Tensor, valid: Tensor, surrogate: ClippedSurrogate
+) -> Tensor:
+    """The smaller of ratio and clipped ratio times advantage, [T, B]; 0 on invalid rows.
+
+    Args:
+        log_probs: [T, B]; 0 on invalid rows, as are `advantages`.
+        advantages: [T, B].
+        valid: [T, B] bool.
+        surrogate: Clip and behaviour policy.
+    """
+    if not surrogate.clip > 0.0:
+        raise ValueError(f"the surrogate's clip must be positive, got {surrogate.clip}")
+    require_shape(valid.shape, behaviour_log_probs=surrogate.behaviour_log_probs)
+    log_ratios = log_probs - torch.where(valid, surrogate.behaviour_log_probs.detach(), 0.0)
+    low, high = 1.0 - surrogate.clip, 1.0 + surrogate.clip
+    with torch.no_grad():
+        ratios = log_ratios.exp()
+        beyond = torch.where(advantages < 0.0, ratios < low, ratios > high)
+        bound = ratios.clamp(low, high)
+    # Where the bound counts, the ratio is left out before it is made: the backward pass through one
+    # that has overflowed would be 0 * infinity.
+    ratios = torch.where(beyond, 0.0, log_ratios).exp()
+    return torch.where(beyond, bound, ratios) * advantages
+
+
+def importance_moments(
+    target_log_probs: Tensor,
+    behaviour_log_probs: Tensor,
+    valid: Tensor,
+    *,
+    rho_clip: float,
+    trace_clip: float,
+) -> Tensor:
+    """What `importance_spread` needs to know; sums of it over learners and windows are as good.
+
+    Args:
+        target_log_probs: [T, B]; of the actions taken, by the policy that learns.
+        behaviour_log_probs: [T, B]; the same by the policy that took them.
+        valid: [T, B] bool. Whatever stands in other rows does not count.
+        rho_clip: As V-trace has it.
+        trace_clip: As V-trace has it.
+
+    Returns:
+        [5] float64, detached: count of valid rows, number of ratios above `rho_clip`, number above
+        `trace_clip`, sum of ratios, sum of squared ratios. Beyond e^300 a ratio counts as that.
+
+    Raises:
+        ValueError: Shapes differ.
+    """
+    require_shape(
+        valid.shape, target_log_probs=target_log_probs, behaviour_log_probs=behaviour_log_probs
+    )
+    # Subtracted before the conversion, as V-trace does it: equal log-probabilities give exactly 1.
+    difference = (target_log_probs - behaviour_log_probs).detach()
+    rho = difference.double().clamp(max=_LARGEST_LOG_RATIO).exp()
+    kept = torch.where(valid, rho, 0.0)
+    return torch.stack(
+        [
+            valid.sum().double(),
+            (valid & (rho > rho_clip)).sum().double(),
+            (valid & (rho > trace_clip)).sum().double(),
+            kept.sum(),
+            kept.square().sum(),
+        ]
+    )
+
+
+class ImportanceSpread(NamedTuple):
+    """How far the policy that learns is from the one that played; shares in [0, 1].
+
+    Attributes:
+        above_rho_clip: Share of ratios that `rho_clip` cuts.
+        above_trace_clip: Share of ratios that `trace_clip` cuts.
+        effective_sample_share: Effective sample size of the ratios over their count; 1 for equal
+            policies, near 0 where a few transitions outweigh all others.
+    """
+
+    above_rho_clip: float
+    above_trace_clip: float
+    effective_sample_share: float
+
+
+def importance_spread(moments: Tensor) -> ImportanceSpread:
+    """Shares of cut ratios, and the effective share of the samples.
+
+    Args:
+        moments: [5] of `importance_moments`, of one batch or summed over several.
+
+    Returns:
+        Shares; all 0 where there were no transitions.
+
+    Reference:
+        Kong 1992, "A note on importance sampling using standardized weights": the effective sample
+        size (sum rho)^2 / sum rho^2.
+    """
+    require_shape(torch.Size((5,)), moments=moments)
+    count, above_rho_clip, above_trace_clip, total, squares = moments.tolist()
+    if not count:
+        return ImportanceSpread(0.0, 0.0, 0.0)
+    effective = total**2 / squares if squares else 0.0
+    return ImportanceSpread(above_rho_clip / count, above_trace_clip / count, effective / count)
 
 
 def explained_variance(count: Tensor, value_moments: Tensor) -> float:

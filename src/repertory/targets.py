@@ -134,6 +134,7 @@ def vtrace(
     rho_clip: float = 1.0,
     trace_clip: float = 1.0,
     advantage_clip: float | None = None,
+    weighted_advantages: bool = True,
 ) -> Targets:
     """Targets and advantages corrected for actions that an older policy took.
 
@@ -154,13 +155,17 @@ def vtrace(
         trace_clip: Largest factor that carries a later error one tick back. It decides only how
             fast that value is learned.
         advantage_clip: Largest weight of a policy gradient term; by default `rho_clip`.
+        weighted_advantages: Whether advantages include the importance weight of their own tick, as
+            a plain policy gradient needs it. Off for a surrogate that multiplies by the ratio
+            itself (`losses.ClippedSurrogate`), where the weight would count twice. Value targets
+            are the same either way, and so is the future that an advantage looks at.
 
     Returns:
-        Value targets, and advantages with their importance weight included.
+        Value targets, and advantages with or without their importance weight.
 
     Raises:
-        ValueError: Shapes do not fit, `valid` is not bool, `lambda_` lies outside [0, 1] or a
-            clip is negative.
+        ValueError: Shapes do not fit, `valid` is not bool, `lambda_` lies outside [0, 1], a clip
+            is negative, or `advantage_clip` is given for advantages without a weight.
 
     Reference:
         Espeholt et al. 2018, "IMPALA", section 4.1 (targets, remark 2 for lambda) and 4.2
@@ -176,6 +181,8 @@ def vtrace(
     """
     if advantage_clip is None:
         advantage_clip = rho_clip
+    elif not weighted_advantages:
+        raise ValueError("advantage_clip cuts a weight that weighted_advantages=False leaves out")
     _check(values, rewards, discounts, valid, lambda_)
     require_shape(
         rewards.shape, target_log_probs=target_log_probs, behaviour_log_probs=behaviour_log_probs
@@ -197,7 +204,9 @@ def vtrace(
     # r_t + d_t * (V_{t+1} + lambda * acc_{t+1}) - V_t: the lambda-return one tick ahead.
     ahead = torch.zeros_like(accumulated)
     ahead[:-1] = torch.where(crosses[:-1], discounts[:-1] * lambda_ * accumulated[1:], 0.0)
-    advantages = rho.clamp(max=advantage_clip) * (unweighted + ahead)
+    advantages = unweighted + ahead
+    if weighted_advantages:
+        advantages = rho.clamp(max=advantage_clip) * advantages
     return Targets(
         values=torch.where(valid, values[:-1] + accumulated, 0.0),
         advantages=torch.where(valid, advantages, 0.0),

@@ -3,21 +3,26 @@
 Time-major, `T` ticks by `B` columns. Row t of every `[T, B]` tensor describes the transition that
 leads from observation t to observation t + 1, so `observations` has one row more than the rest.
 
-What is here: the type, its allocation, stacking by columns and splitting, and the packing of
-stacked frames. What is not here: targets and losses (`targets`, `losses`).
+What is here: the type, its allocation, stacking by columns and splitting, the packing of stacked
+frames, and slots that many trajectories are kept in. What is not here: whose memory slots are in
+and who may use them (`replay`, `runtimes.shared_memory`), targets and losses (`targets`, `losses`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 CoreState = tuple[Tensor, ...]
 """What a recurrent core carries from tick to tick; each tensor `[B, ...]`, empty without a core."""
+
+_ALIGNMENT = 64  # bytes; a cache line, and more than any dtype needs
 
 
 @dataclass(frozen=True)
@@ -243,3 +248,84 @@ def unpack_frames(frames: Tensor, resets: Tensor, out: Tensor) -> None:
         # Row `row` shows its newest frame only, the next row two, ... until a stack is full again.
         for age in range(min(depth - 1, rows - row)):
             out[row + age, column, : depth - 1 - age].zero_()
+
+
+class Allocate(Protocol):
+    """How memory for slots is made: zeroed, and shared or ordinary, as the caller needs it."""
+
+    def __call__(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """A zeroed tensor."""
+        ...
+
+
+class TrajectorySlots:
+    """Room for a number of trajectories in one slab; frames of a stack are kept once."""
+
+    def __init__(self, spec: TrajectorySpec, num_slots: int, allocate: Allocate) -> None:
+        """Allocate the slab.
+
+        Args:
+            spec: Of the trajectories.
+            num_slots: How many of them.
+            allocate: Makes the slab, `[num_slots, slot_bytes(spec)]` uint8.
+        """
+        self.spec = spec
+        self._layout, size = _layout(spec)
+        self._slab = allocate(num_slots, size, dtype=torch.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the slab in bytes."""
+        return self._slab.numel()
+
+    def write(self, slot: int, trajectory: Trajectory) -> None:
+        """Copy a trajectory into a slot."""
+        fields = trajectory.to_fields()
+        if self.spec.frame_stack > 1:
+            fields["frames"] = pack_frames(fields.pop("observations"), self.spec.frame_stack)
+        for name, view in self.views(slot).items():
+            view.copy_(fields[name])
+
+    def read(self, slot: int, out: Trajectory) -> None:
+        """Copy a slot into `out`, stacks restored."""
+        views = self.views(slot)
+        for name, tensor in out.to_fields().items():
+            if name in views:
+                tensor.copy_(views[name])
+        if self.spec.frame_stack > 1:
+            unpack_frames(views["frames"], out.resets, out.observations)
+
+    def views(self, slots: int | slice) -> dict[str, Tensor]:
+        """What one slot or several hold, by field; writing to it writes to the slots.
+
+        The fields are those of `TrajectorySpec.fields`, with `frames` as `pack_frames` makes them
+        in place of stacked `observations`. A slice gives each a first axis that counts slots.
+        """
+        memory = self._slab[slots]
+        return {
+            name: memory[..., start : start + math.prod(shape) * dtype.itemsize]
+            .view(dtype)
+            .unflatten(-1, shape)
+            for name, (start, shape, dtype) in self._layout.items()
+        }
+
+
+def slot_bytes(spec: TrajectorySpec) -> int:
+    """Bytes that a trajectory takes in `TrajectorySlots`."""
+    return _layout(spec)[1]
+
+
+def _layout(
+    spec: TrajectorySpec,
+) -> tuple[dict[str, tuple[int, tuple[int, ...], torch.dtype]], int]:
+    """Where in a slot each field begins, with its shape and dtype; and the slot's size in bytes."""
+    fields = spec.fields()
+    if spec.frame_stack > 1:
+        (rows, columns, depth, *frame), dtype = fields.pop("observations")
+        fields["frames"] = ((rows - 1 + depth, columns, *frame), dtype)
+    layout, offset = {}, 0
+    for name, (shape, dtype) in fields.items():
+        layout[name] = (offset, shape, dtype)
+        size = math.prod(shape) * dtype.itemsize
+        offset += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return layout, offset

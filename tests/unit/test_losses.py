@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from repertory.losses import (
+    ClippedSurrogate,
     Losses,
     actor_critic_losses,
     advantage_moments,
     explained_variance,
+    importance_moments,
+    importance_spread,
     normalize_advantages,
     transform_rewards,
 )
@@ -40,9 +43,15 @@ def losses_of(
     valid: Tensor,
     value_cost: float = 0.5,
     entropy_cost: float = 0.01,
+    surrogate: ClippedSurrogate | None = None,
 ) -> Losses:
     return actor_critic_losses(
-        *tensors, targets, valid, value_cost=value_cost, entropy_cost=entropy_cost
+        *tensors,
+        targets,
+        valid,
+        value_cost=value_cost,
+        entropy_cost=entropy_cost,
+        surrogate=surrogate,
     )
 
 
@@ -225,6 +234,193 @@ def test_a_shape_that_would_broadcast_is_refused(wrong: int) -> None:
     tensors[wrong] = tensors[wrong][:, :1]
     with pytest.raises(ValueError, match="expected shape"):
         losses_of(tensors, targets, valid)
+
+
+CLIP = 0.2
+
+
+def clipped_batch(seed: int = 0) -> tuple[list[Tensor], Targets, Tensor, Tensor]:
+    """As `batch`, and behaviour log-probabilities with ratios on both sides of both bounds."""
+    tensors, targets, valid = batch(seed)
+    ratios = torch.tensor([0.3, 0.7, 0.81, 1.0, 1.19, 1.3, 4.0], dtype=torch.float64)
+    order = torch.randint(7, SHAPE, generator=torch.Generator().manual_seed(seed))
+    return tensors, targets, valid, tensors[0] - ratios[order].log()
+
+
+def test_clipped_surrogate_is_the_sum_of_the_smaller_terms() -> None:
+    """Value and gradient against loops; a term that is clipped for the better has no gradient."""
+    clipped = counted = 0
+    for seed in range(10):
+        tensors, targets, valid, behaviour = clipped_batch(seed)
+        log_probs = tensors[0].requires_grad_()
+        losses = losses_of(tensors, targets, valid, surrogate=ClippedSurrogate(CLIP, behaviour))
+        losses.total.backward()
+        policy, gradients = 0.0, torch.zeros_like(log_probs)
+        for t, b in valid.nonzero().tolist():
+            ratio = math.exp((log_probs[t, b] - behaviour[t, b]).item())
+            advantage = targets.advantages[t, b].item()
+            bounded = min(max(ratio, 1.0 - CLIP), 1.0 + CLIP)
+            policy -= min(ratio * advantage, bounded * advantage)
+            if ratio > 1.0 + CLIP if advantage > 0.0 else ratio < 1.0 - CLIP:
+                clipped += 1
+            else:
+                gradients[t, b] = -ratio * advantage
+            counted += 1
+        assert losses.policy.item() == pytest.approx(policy)
+        torch.testing.assert_close(log_probs.grad, gradients)
+        assert torch.equal(log_probs.grad == 0.0, gradients == 0.0)
+        plain = losses_of([x.detach() for x in tensors], targets, valid)
+        for name in ("value", "entropy", "count", "value_moments"):
+            assert torch.equal(getattr(losses, name), getattr(plain, name))
+        total = losses.policy + 0.5 * losses.value - 0.01 * losses.entropy
+        assert losses.total.item() == pytest.approx(total.item())
+    assert 0.1 * counted < clipped < 0.9 * counted
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+@pytest.mark.parametrize("ratio", [0.5, 1.5])
+def test_clipping_holds_only_what_has_gone_far_enough(ratio: float, advantage: float) -> None:
+    """A ratio on the wrong side is pulled back however far it is."""
+    row = torch.ones(1, 1, dtype=torch.float64)
+    log_prob = torch.full_like(row, -1.0).requires_grad_()
+    losses_of(
+        [log_prob, row, row],
+        Targets(row, advantage * row),
+        row.bool(),
+        surrogate=ClippedSurrogate(CLIP, log_prob.detach() - math.log(ratio)),
+    ).total.backward()
+    far_enough = (ratio > 1.0) == (advantage > 0.0)
+    assert log_prob.grad.item() == (0.0 if far_enough else pytest.approx(-ratio * advantage))
+
+
+@pytest.mark.parametrize("clip", [1e-6, CLIP, 3.0, math.inf])
+def test_ratio_one_gives_the_plain_policy_gradient(clip: float) -> None:
+    tensors, targets, valid = batch()
+    gradients = []
+    for surrogate in (None, ClippedSurrogate(clip, tensors[0].detach())):
+        inputs = [tensor.detach().requires_grad_() for tensor in tensors]
+        losses_of(inputs, targets, valid, surrogate=surrogate).total.backward()
+        gradients.append([tensor.grad for tensor in inputs])
+    for plain, clipped in zip(*gradients, strict=True):
+        assert torch.equal(plain, clipped)
+
+
+def test_without_a_clip_the_surrogate_is_the_weighted_policy_gradient() -> None:
+    """The ratio counts once: unweighted advantages under it, or weighted ones without it."""
+    tensors, targets, valid, behaviour = clipped_batch()
+    rho = (tensors[0] - behaviour).exp()
+    weighted = Targets(targets.values, rho * targets.advantages)
+    gradients = []
+    for used, surrogate in ((weighted, None), (targets, ClippedSurrogate(math.inf, behaviour))):
+        log_probs = tensors[0].detach().requires_grad_()
+        losses_of([log_probs, *tensors[1:]], used, valid, surrogate=surrogate).total.backward()
+        gradients.append(log_probs.grad)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e300])
+def test_garbage_in_invalid_rows_does_not_reach_the_surrogate(garbage: float) -> None:
+    tensors, targets, valid, behaviour = clipped_batch()
+    results = []
+    for filler in (0.0, garbage):
+        inputs = [torch.where(valid, x, filler).requires_grad_() for x in tensors]
+        filled = Targets(
+            torch.where(valid, targets.values, filler),
+            torch.where(valid, targets.advantages, filler),
+        )
+        surrogate = ClippedSurrogate(CLIP, torch.where(valid, behaviour, -filler))
+        losses = losses_of(inputs, filled, valid, surrogate=surrogate)
+        losses.total.backward()
+        results.append([*vars(losses).values(), *(x.grad for x in inputs)])
+    for clean, dirty in zip(*results, strict=True):
+        assert torch.equal(clean, dirty)
+
+
+@pytest.mark.parametrize("advantage", [1.0, 0.0])
+def test_a_ratio_beyond_the_range_of_floats_is_clipped(advantage: float) -> None:
+    row = torch.ones(1, 1)
+    log_prob = torch.zeros(1, 1, requires_grad=True)
+    losses = losses_of(
+        [log_prob, row, row],
+        Targets(row, advantage * row),
+        row.bool(),
+        surrogate=ClippedSurrogate(CLIP, torch.full((1, 1), -1000.0)),
+    )
+    losses.total.backward()
+    assert losses.policy.item() == pytest.approx(-1.2 * advantage)
+    assert log_prob.grad.item() == 0.0
+
+
+def test_no_gradient_into_behaviour_log_probs() -> None:
+    tensors, targets, valid, behaviour = clipped_batch()
+    behaviour.requires_grad_()
+    surrogate = ClippedSurrogate(CLIP, behaviour)
+    losses = losses_of([x.requires_grad_() for x in tensors], targets, valid, surrogate=surrogate)
+    losses.total.backward()
+    assert behaviour.grad is None
+    assert [name for name, x in vars(losses).items() if x.requires_grad] == ["total"]
+
+
+@pytest.mark.parametrize("clip", [0.0, -0.2, math.nan])
+def test_a_clip_that_is_not_positive_is_refused(clip: float) -> None:
+    tensors, targets, valid, behaviour = clipped_batch()
+    with pytest.raises(ValueError, match="clip must be positive"):
+        losses_of(tensors, targets, valid, surrogate=ClippedSurrogate(clip, behaviour))
+
+
+def test_behaviour_log_probs_that_would_broadcast_are_refused() -> None:
+    tensors, targets, valid, behaviour = clipped_batch()
+    with pytest.raises(ValueError, match="behaviour_log_probs"):
+        losses_of(tensors, targets, valid, surrogate=ClippedSurrogate(CLIP, behaviour[:, :1]))
+
+
+def moments_of(log_ratios: Tensor, valid: Tensor) -> Tensor:
+    behaviour = -torch.ones_like(log_ratios)
+    return importance_moments(
+        behaviour + log_ratios, behaviour, valid, rho_clip=1.5, trace_clip=0.8
+    )
+
+
+def test_importance_spread_is_that_of_the_valid_rows() -> None:
+    log_ratios, valid = normal(3, 40, 6), normal(4, 40, 6) < 0.5
+    rho = [math.exp(log_ratios[t, b].item()) for t, b in valid.nonzero().tolist()]
+    spread = importance_spread(moments_of(log_ratios, valid))
+    assert 0.0 < spread.above_rho_clip < spread.above_trace_clip < 1.0
+    assert spread.above_rho_clip == pytest.approx(sum(x > 1.5 for x in rho) / len(rho))
+    assert spread.above_trace_clip == pytest.approx(sum(x > 0.8 for x in rho) / len(rho))
+    effective = sum(rho) ** 2 / (len(rho) * sum(x * x for x in rho))
+    assert spread.effective_sample_share == pytest.approx(effective)
+
+
+def test_importance_moments_add_up_over_learners_and_windows() -> None:
+    log_ratios, valid = normal(3, 40, 6), normal(4, 40, 6) < 0.5
+    whole = moments_of(log_ratios, valid)
+    assert whole.dtype == torch.float64
+    parts = [moments_of(log_ratios[:, b : b + 2], valid[:, b : b + 2]) for b in (0, 2, 4)]
+    torch.testing.assert_close(sum(parts), whole)
+    dirty = torch.where(valid, log_ratios, math.nan)
+    assert torch.equal(moments_of(dirty, valid), whole)
+
+
+def test_equal_policies_are_not_clipped_and_lose_no_samples() -> None:
+    ones = torch.ones(5, 2)
+    moments = importance_moments(ones, ones, ones.bool(), rho_clip=1.0, trace_clip=1.0)
+    assert importance_spread(moments) == (0.0, 0.0, 1.0)
+
+
+def test_one_huge_ratio_leaves_one_effective_sample() -> None:
+    """Beyond the range of floats as well: sums stay finite."""
+    for log_ratio in (50.0, 1000.0, math.inf):
+        log_ratios = torch.zeros(5, 2)
+        log_ratios[3, 1] = log_ratio
+        moments = moments_of(log_ratios, torch.ones(5, 2, dtype=torch.bool))
+        assert moments.isfinite().all()
+        assert importance_spread(moments).effective_sample_share == pytest.approx(0.1)
+
+
+def test_importance_spread_of_nothing_is_zero() -> None:
+    zeros = torch.zeros(2, 2)
+    assert importance_spread(moments_of(zeros, zeros.bool())) == (0.0, 0.0, 0.0)
 
 
 def test_explained_variance_is_that_of_the_valid_rows() -> None:

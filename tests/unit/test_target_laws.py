@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -182,51 +179,3 @@ def test_no_gradient_flows_into_targets() -> None:
     for result in all_targets(rows):
         assert not result.values.requires_grad
         assert not result.advantages.requires_grad
-
-
-@pytest.mark.parametrize("rho_clip", [0.5, 1.0, 2.0])
-def test_fixed_point_is_the_value_of_the_clipped_policy(rho_clip: float) -> None:
-    """In expectation V-trace stops at the value of the policy proportional to min(clip mu, pi).
-
-    Espeholt et al. 2018, theorem 1. The expectation is taken over every path of two ticks of a
-    random process of three states and two actions.
-    """
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64)
-
-    states, actions, discount = range(3), range(2), 0.9
-    move = random(3, 2, 3).softmax(-1)
-    reward = random(3, 2)
-    target = (4.0 * random(3, 2)).softmax(-1)
-    behaviour = (4.0 * random(3, 2)).softmax(-1)
-
-    def value_of(policy: Tensor) -> Tensor:
-        transition = torch.einsum("sa,san->sn", policy, move)
-        gain = (policy * reward).sum(-1)
-        return torch.linalg.solve(torch.eye(3).double() - discount * transition, gain)
-
-    clipped = torch.minimum(rho_clip * behaviour, target)
-    clipped = clipped / clipped.sum(-1, keepdim=True)
-    paths = torch.tensor(list(itertools.product(states, actions, states, actions, states))).T
-    s0, a0, s1, a1, s2 = paths
-    chances = behaviour[s0, a0] * move[s0, a0, s1] * behaviour[s1, a1] * move[s1, a1, s2]
-
-    def expected_change(values: Tensor) -> Tensor:
-        rewards = torch.stack([reward[s0, a0], reward[s1, a1]])
-        result = vtrace(
-            torch.stack([values[s0], values[s1], values[s2]]),
-            rewards,
-            torch.full_like(rewards, discount),
-            torch.ones_like(rewards, dtype=torch.bool),
-            torch.stack([target[s0, a0], target[s1, a1]]).log(),
-            torch.stack([behaviour[s0, a0], behaviour[s1, a1]]).log(),
-            rho_clip=rho_clip,
-        )
-        change = torch.zeros(3, dtype=torch.float64)
-        return change.index_add_(0, s0, chances * (result.values[0] - values[s0]))
-
-    assert expected_change(value_of(clipped)).abs().max() < 1e-12
-    assert expected_change(value_of(target)).abs().max() > 1e-3
-    assert expected_change(value_of(behaviour)).abs().max() > 1e-3

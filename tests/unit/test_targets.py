@@ -78,6 +78,25 @@ def test_vtrace_is_the_sum_over_later_errors(
         assert_close(result.advantages, advantages)
 
 
+@pytest.mark.parametrize("clip", [0.3, 1.0, math.inf])
+def test_unweighted_advantages_lack_exactly_the_weight_of_their_own_tick(clip: float) -> None:
+    for seed in range(5):
+        rows = random_rows(seed)
+        options = {"lambda_": 0.9, "rho_clip": clip}
+        weighted = vtrace(*rows.arguments(), *rows.log_probs(), **options)
+        result = vtrace(*rows.arguments(), *rows.log_probs(), **options, weighted_advantages=False)
+        assert torch.equal(result.values, weighted.values)
+        rho = (rows.target_log_probs - rows.behaviour_log_probs).exp().clamp(max=clip)
+        assert_close(result.advantages * rho, weighted.advantages)
+        assert not result.advantages[~rows.valid].any()
+
+
+def test_a_clip_for_a_weight_that_is_left_out_is_refused() -> None:
+    rows = random_rows(0)
+    with pytest.raises(ValueError, match="advantage_clip"):
+        vtrace(*rows.arguments(), *rows.log_probs(), advantage_clip=1.0, weighted_advantages=False)
+
+
 def case_columns(case: dict[str, Any], b: int) -> tuple[dict[str, Tensor], list[int]]:
     """One column of a recorded case in this project's layout.
 

@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from repertory.environments import EnvironmentConfig, make_vector
-from repertory.runtimes.shared_memory import TrajectorySlots
+from repertory.runtimes.shared_memory import shared_zeros
 from repertory.trajectories import (
+    Allocate,
     Trajectory,
+    TrajectorySlots,
     TrajectorySpec,
     pack_frames,
+    slot_bytes,
     split,
     stack,
     unpack_frames,
@@ -84,8 +87,9 @@ def test_resets_follow_the_ticks_that_merely_reset() -> None:
     assert torch.equal(trajectory.resets, expected)
 
 
-def test_a_slot_gives_back_what_was_written() -> None:
-    slots = TrajectorySlots(SPEC, num_slots=2)
+@pytest.mark.parametrize("allocate", [torch.zeros, shared_zeros])
+def test_a_slot_gives_back_what_was_written(allocate: Allocate) -> None:
+    slots = TrajectorySlots(SPEC, 2, allocate)
     parts = [random_trajectory(SPEC, seed) for seed in (5, 6)]
     for slot, part in enumerate(parts):
         slots.write(slot, part)
@@ -93,6 +97,19 @@ def test_a_slot_gives_back_what_was_written() -> None:
         out = SPEC.allocate()
         slots.read(slot, out)
         assert_equal(out, part)
+    assert slots.nbytes == 2 * slot_bytes(SPEC)
+
+
+def test_views_of_several_slots_are_those_of_each() -> None:
+    slots = TrajectorySlots(SPEC, 3, torch.zeros)
+    for slot in range(3):
+        slots.write(slot, random_trajectory(SPEC, slot))
+    several = slots.views(slice(1, 3))
+    for slot in (1, 2):
+        for name, view in slots.views(slot).items():
+            assert torch.equal(several[name][slot - 1], view), name
+    several["rewards"][0].fill_(7.0)
+    assert (slots.views(1)["rewards"] == 7.0).all()
 
 
 def test_packed_frames_hold_each_frame_once() -> None:
@@ -135,5 +152,5 @@ def test_slots_of_stacked_frames_are_nearly_four_times_smaller() -> None:
         frame_stack=4,
     )
     plain = TrajectorySpec(**{**vars(stacked), "frame_stack": 1})
-    ratio = TrajectorySlots(plain, 1).nbytes / TrajectorySlots(stacked, 1).nbytes
+    ratio = slot_bytes(plain) / slot_bytes(stacked)
     assert ratio == pytest.approx(84 / 24, rel=0.01)

@@ -12,7 +12,6 @@ role's process. What is not here: starting, watching and ending those processes 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import struct
 from collections import deque
@@ -25,15 +24,8 @@ from torch import Tensor, nn
 
 from repertory.parameters import flatten, snapshot_size, travelling_tensors, unflatten
 from repertory.runtimes.base import Order
-from repertory.trajectories import (
-    Trajectory,
-    TrajectorySpec,
-    pack_frames,
-    split,
-    unpack_frames,
-)
+from repertory.trajectories import Trajectory, TrajectorySlots, TrajectorySpec, split
 
-_ALIGNMENT = 64  # bytes; a cache line, and more than any dtype needs
 _SMALLEST_ROOM = 64  # bytes; for the few numbers that learners add up beside gradients
 _MAX_COUNTS = 4
 _CLOSED = -1
@@ -81,57 +73,6 @@ def shared_zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     """A zeroed tensor in shared memory."""
     shared: Tensor = torch.zeros(*shape, dtype=dtype).share_memory_()
     return shared
-
-
-class TrajectorySlots:
-    """Room for a number of trajectories in one slab; frames of a stack are kept once."""
-
-    def __init__(self, spec: TrajectorySpec, num_slots: int) -> None:
-        """Allocate the slab."""
-        self.spec = spec
-        self._layout: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
-        offset = 0
-        for name, (shape, dtype) in self._slot_fields().items():
-            self._layout[name] = (offset, shape, dtype)
-            size = math.prod(shape) * dtype.itemsize
-            offset += -(-size // _ALIGNMENT) * _ALIGNMENT
-        self._slab = shared_zeros(num_slots, offset, dtype=torch.uint8)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the slab in bytes."""
-        return self._slab.numel()
-
-    def write(self, slot: int, trajectory: Trajectory) -> None:
-        """Copy a trajectory into a slot."""
-        fields = trajectory.to_fields()
-        if self.spec.frame_stack > 1:
-            fields["frames"] = pack_frames(fields.pop("observations"), self.spec.frame_stack)
-        for name, view in self._views(slot).items():
-            view.copy_(fields[name])
-
-    def read(self, slot: int, out: Trajectory) -> None:
-        """Copy a slot into `out`, stacks restored."""
-        views = self._views(slot)
-        for name, tensor in out.to_fields().items():
-            if name in views:
-                tensor.copy_(views[name])
-        if self.spec.frame_stack > 1:
-            unpack_frames(views["frames"], out.resets, out.observations)
-
-    def _slot_fields(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        fields = self.spec.fields()
-        if self.spec.frame_stack > 1:
-            (rows, columns, depth, *frame), dtype = fields.pop("observations")
-            fields["frames"] = ((rows - 1 + depth, columns, *frame), dtype)
-        return fields
-
-    def _views(self, slot: int) -> dict[str, Tensor]:
-        memory = self._slab[slot]
-        return {
-            name: memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-            for name, (start, shape, dtype) in self._layout.items()
-        }
 
 
 class Waiter(Protocol):
@@ -269,7 +210,7 @@ class SharedQueue:
         order: Order,
         capacity: int,
     ) -> None:
-        self._slots = TrajectorySlots(spec, num_actors * capacity)
+        self._slots = TrajectorySlots(spec, num_actors * capacity, shared_zeros)
         self._free = [Channel(1) for _ in range(num_actors)]
         self._full = [Channel(1) for _ in range(num_actors)]
         channels.extend([*self._free, *self._full])

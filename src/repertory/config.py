@@ -185,6 +185,10 @@ class RunConfig:
         """Whether the roles that learn make every update together."""
         return True
 
+    def conflict(self) -> str | None:
+        """What is wrong with settings that are each in their range, on one line."""
+        return None
+
     @property
     def threads_per_player(self) -> int:
         """Threads of one role's native vector environment."""
@@ -342,6 +346,8 @@ def validate(config: RunConfig) -> None:
             f"num_learners must be at most num_actors ({num_actors}), not {num_learners}: "
             "every learner needs an actor of its own"
         )
+    if (conflict := config.conflict()) is not None:
+        raise ConfigError(conflict)
 
 
 class _Loader(yaml.SafeLoader):
@@ -396,6 +402,16 @@ _RANGES: Mapping[str, _Range] = types.MappingProxyType(
         "num_envs": _AT_LEAST_ONE,
         "num_learners": _AT_LEAST_ONE,
         "num_workers": _AT_LEAST_ONE,
+        "batch_trajectories": _AT_LEAST_ONE,
+        "queue_capacity": _AT_LEAST_ONE,
+        "passes": _AT_LEAST_ONE,
+        "clip_range": _ABOVE_ZERO,
+        "rho_clip": _ABOVE_ZERO,
+        "trace_clip": _ABOVE_ZERO,
+        "advantage_clip": _ABOVE_ZERO,
+        "replay_share": _Range(0, 1, high_included=False),
+        "replay_capacity": _AT_LEAST_ONE,
+        "replay_max_bytes": _AT_LEAST_ONE,
         "tau": _Range(0, 1, low_included=False),
         "max_lag": _AT_LEAST_ZERO,
         "actor_threads": _AT_LEAST_ONE,

@@ -19,7 +19,7 @@ from repertory.losses import advantage_moments, normalize_advantages
 from repertory.objective import Objective, Schedule, TargetFunction
 from repertory.optimizers import optimizer_for
 from repertory.parameters import policy_lag
-from repertory.progress import Account, Stopwatch
+from repertory.progress import Account, Stopwatch, Window
 from repertory.runtimes.base import GroupMember, RoleContext
 from repertory.targets import Targets
 from repertory.trajectories import Trajectory
@@ -72,16 +72,34 @@ class Learner:
         return cls(model, config, group, stopwatch, rank=rank)
 
     @property
+    def window(self) -> Window:
+        """What this learner has to tell at its next report."""
+        return self._account.window
+
+    @property
     def finished(self) -> bool:
         """Whether all learners together have seen the run's env steps."""
         return self.env_steps >= self._config.total_steps
 
-    def update(self, batch: Trajectory, targets: TargetFunction) -> bool:
+    def update(
+        self,
+        batch: Trajectory,
+        targets: TargetFunction,
+        *,
+        num_fresh: int | None = None,
+        clip_range: float | None = None,
+    ) -> bool:
         """Learn once from a batch.
+
+        Where no learner has a valid transition, nothing is learned and no version made.
 
         Args:
             batch: T ticks by this learner's columns, on any device.
             targets: Makes value targets and advantages.
+            num_fresh: How many of the columns, from the first, were never learned from. The others
+                count no env steps and no lag, and an update without any makes no new version.
+                By default all.
+            clip_range: Asks for the clipped surrogate in place of the plain policy gradient.
 
         Returns:
             False when the run was asked to stop: nothing was learned then.
@@ -90,6 +108,8 @@ class Learner:
             FloatingPointError: The gradient is not finite; the parameters are left as they were.
         """
         objective, here = self._objective, batch.to(self._objective.device)
+        num_fresh = batch.num_columns if num_fresh is None else num_fresh
+        env_steps = int(batch.valid[:, :num_fresh].sum())
         schedule = Schedule.at(self._config, self.env_steps)
         with self._stopwatch("learning"):
             estimates, entropies = objective.estimate(here)
@@ -101,22 +121,27 @@ class Learner:
                     return False
             made = Targets(made.values, normalize_advantages(made.advantages, here.valid, moments))
         with self._stopwatch("learning"):
-            losses = objective.differentiate(estimates, entropies, made, schedule.entropy_cost)
+            losses = objective.differentiate(
+                estimates, entropies, made, schedule.entropy_cost, clip_range
+            )
         with self._stopwatch("waiting"):
-            counts = self._group.sum(objective.gradient, int(losses.count))
+            counts = self._group.sum(objective.gradient, int(losses.count), env_steps)
         if counts is None:
             return False
+        if num_fresh:
+            lag = policy_lag(self.version, batch.policy_version[:num_fresh])
+            self.window.add_played(batch, lag)
+        if counts[0] == 0:
+            return True
         with self._stopwatch("learning"):
             objective.reduce(counts[0])
             norm = objective.clip(losses, self.version)
             for group in self._optimizer.param_groups:
                 group["lr"] = schedule.learning_rate
             self._optimizer.step()
-
-        lag = policy_lag(self.version, batch.policy_version)
-        self._account.window.add(batch, losses, lag, norm, schedule)
-        self.version += 1
-        self.env_steps += counts[0]
+        self.window.add(losses, norm, schedule)
+        self.version += num_fresh > 0
+        self.env_steps += counts[1]
         return True
 
     def report(self, context: RoleContext) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from repertory.config import RunConfig
-from repertory.losses import Losses, actor_critic_losses, transform_rewards
+from repertory.losses import ClippedSurrogate, Losses, actor_critic_losses, transform_rewards
 from repertory.models.base import Model
 from repertory.optimizers import linear
 from repertory.parameters import flat_gradient
@@ -97,9 +97,25 @@ class Objective:
         return estimates, output.policy.entropy()
 
     def differentiate(
-        self, estimates: Estimates, entropies: Tensor, targets: Targets, entropy_cost: float
+        self,
+        estimates: Estimates,
+        entropies: Tensor,
+        targets: Targets,
+        entropy_cost: float,
+        clip_range: float | None = None,
     ) -> Losses:
-        """Put the gradient of the summed loss into `gradient`, in place of what was there."""
+        """Put the gradient of the summed loss into `gradient`, in place of what was there.
+
+        Args:
+            estimates: Of `estimate`.
+            entropies: [T, B]; of `estimate`.
+            targets: Value targets and advantages.
+            entropy_cost: Weight of the entropy bonus.
+            clip_range: Asks for the clipped surrogate in place of the plain policy gradient.
+        """
+        surrogate = None
+        if clip_range is not None:
+            surrogate = ClippedSurrogate(clip_range, estimates.behaviour_log_probs)
         losses = actor_critic_losses(
             estimates.target_log_probs,
             entropies,
@@ -108,6 +124,7 @@ class Objective:
             estimates.valid,
             value_cost=self._config.value_cost,
             entropy_cost=entropy_cost,
+            surrogate=surrogate,
         )
         self.gradient.zero_()
         losses.total.backward()

@@ -67,29 +67,30 @@ class Window:
     counts: Counter[str] = field(default_factory=Counter)
     means: dict[str, tuple[float, int]] = field(default_factory=dict)
 
-    def add(
-        self, batch: Trajectory, losses: Losses, lag: Tensor, norm: float, schedule: Schedule
-    ) -> None:
+    def add(self, losses: Losses, norm: float, schedule: Schedule) -> None:
         """Count one update.
 
         Args:
-            batch: What was learned from.
             losses: This learner's sums.
-            lag: [B] int64; updates since each column was played.
             norm: Global norm of the update's gradient before clipping.
             schedule: What was applied.
         """
         self.updates += 1
         self.transitions += int(losses.count)
-        self.lags.update(lag.tolist())
         terms = torch.stack([losses.policy, losses.value, losses.entropy]).double()
         self.sums += torch.cat([terms, losses.value_moments]).cpu()
         self.gradient_norm_sum += norm
         self.learning_rate, self.entropy_cost = schedule.learning_rate, schedule.entropy_cost
-        self.add_episodes(batch)
 
-    def add_episodes(self, batch: Trajectory) -> None:
-        """Count the episodes that ended in a batch."""
+    def add_played(self, batch: Trajectory, lag: Tensor | None) -> None:
+        """Count what was played and not seen before: episodes that ended, and its lag.
+
+        Args:
+            batch: As it was played; drawn trajectories hold no episodes.
+            lag: [fresh columns] int64; updates since each was played. None for what was dropped.
+        """
+        if lag is not None:
+            self.lags.update(lag.tolist())
         rows, columns = batch.episode_lengths.nonzero(as_tuple=True)
         if rows.numel():
             returns = batch.episode_returns[rows, columns].tolist()

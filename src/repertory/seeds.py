@@ -22,6 +22,7 @@ class Stream(IntEnum):
     PARAMETERS = 0
     ACTIONS = 1
     GLOBALS = 2
+    REPLAY = 3
 
 
 def seed_for(root_seed: int, stream: Stream, *indices: int) -> int:

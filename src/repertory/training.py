@@ -182,6 +182,8 @@ class _Run:
                 self._progress.add_seconds(record["seconds_in"])
             case "pulse":
                 self._call_back(record)
+            case "event":
+                self._tell(record)
             case "state":
                 checkpoint = self._save(record["state"])
                 if record["state"]["env_steps"] >= self._next_evaluation:

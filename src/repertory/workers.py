@@ -122,7 +122,7 @@ class Worker:
             return False
         if not pushed.applied:
             self._account.window.count("gradients_dropped")
-            self._account.window.add_episodes(batch)
+            self._account.window.add_played(batch, lag=None)
         return True
 
     def report(self, context: RoleContext) -> None:
@@ -163,5 +163,6 @@ class Worker:
         self.env_steps = pushed.env_steps
         if pushed.applied:
             lag = batch.policy_version.new_full(batch.policy_version.shape, pushed.lag)
-            self._account.window.add(batch, losses, lag, norm, schedule)
+            self._account.window.add(losses, norm, schedule)
+            self._account.window.add_played(batch, lag)
         return pushed

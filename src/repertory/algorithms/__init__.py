@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from repertory.algorithms import a2c, a3c, batched_a2c
+from repertory.algorithms import a2c, a3c, batched_a2c, impala
 from repertory.config import RunConfig
 
 
@@ -20,5 +20,6 @@ ALGORITHMS: dict[str, Algorithm] = {
     "a2c": Algorithm(a2c.A2CConfig, a2c.train),
     "batched_a2c": Algorithm(batched_a2c.BatchedA2CConfig, batched_a2c.train),
     "a3c": Algorithm(a3c.A3CConfig, a3c.train),
+    "impala": Algorithm(impala.IMPALAConfig, impala.train),
 }
 """Every algorithm by its name on the command line."""

@@ -156,6 +156,7 @@ class Learner:
     def finish(self, context: RoleContext) -> dict[str, Any]:
         """Report what the last window holds; the final state is the role's result."""
         self._account.close(context, self.env_steps)
+        self._group.leave()
         return self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:

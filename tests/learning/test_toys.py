@@ -13,7 +13,9 @@ import torch
 
 from repertory.agent import Agent
 from repertory.algorithms.a2c import A2CConfig
+from repertory.algorithms.a3c import A3CConfig
 from repertory.algorithms.batched_a2c import BatchedA2CConfig
+from repertory.algorithms.impala import IMPALAConfig
 from repertory.training import Result, train
 
 pytestmark = pytest.mark.learning
@@ -32,6 +34,8 @@ ARRANGEMENTS = {
     "batched_a2c-trajectory": lambda **settings: BatchedA2CConfig(
         **COMMON | {"num_actors": 2, "sync": "trajectory"} | settings
     ),
+    "a3c": lambda **settings: A3CConfig(**COMMON | {"num_workers": 2} | settings),
+    "impala": lambda **settings: IMPALAConfig(**COMMON | {"num_actors": 2} | settings),
 }
 
 
@@ -86,19 +90,28 @@ def test_catch(tmp_path: Path) -> None:
     assert mean_return(train(config)) > 0.8
 
 
-@pytest.mark.parametrize(("core", "solves"), [("lstm", True), ("gru", True), ("none", False)])
-def test_b30_memory_needs_a_core(core: Any, solves: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arrangement", "core", "solves"),
+    [
+        ("a2c", "lstm", True),
+        ("a2c", "gru", True),
+        ("a2c", "none", False),
+        ("a3c", "lstm", True),
+        ("impala", "lstm", True),
+    ],
+)
+def test_b30_memory_needs_a_core(arrangement: str, core: Any, solves: bool, tmp_path: Path) -> None:
     """No gradient through time. A core earns above 0.95, and without one 0.5 is the best.
 
     Source: ikostrikov/pytorch-a3c#76, #15; dgriff777/rl_a3c_pytorch#19;
     ikostrikov/pytorch-a2c-ppo-acktr-gail#278.
     """
-    config = ARRANGEMENTS["a2c"](
+    config = ARRANGEMENTS[arrangement](
         env="repertory/Memory-v0",
         network="mlp",
         core=core,
         core_size=32,
-        num_envs=16,
+        num_envs=16 if arrangement == "a2c" else 8,
         total_steps=60_000,
         unroll_length=12,
         learning_rate=5e-3,
@@ -129,3 +142,47 @@ def test_truncation(arrangement: str, tmp_path: Path) -> None:
     rows = torch.ones((1, 1, *(space.shape or ())))
     value = agent.model(rows, (), torch.zeros(1, 1, dtype=torch.bool)).values.item()
     assert value == pytest.approx(20.0, abs=1.0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"lock": True}, {}, {"sync": "soft", "tau": 0.5}, {"shared_statistics": False}],
+    ids=["lock", "lock-free", "soft", "own-statistics"],
+)
+def test_cartpole_is_learned_in_every_mode_of_a3c(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Two real processes; random play keeps the pole up for 22 steps."""
+    config = A3CConfig(
+        env="CartPole-v1",
+        num_envs=4,
+        total_steps=60_000,
+        learning_rate=2e-3,
+        learning_rate_end=0.0,
+        value_cost=1.0,
+        entropy_cost=0.0,
+        run_dir=tmp_path / "run",
+        **settings,
+    )
+    assert mean_return(train(config)) > 120
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"replay_share": 0.5, "replay_capacity": 100},
+        {"passes": 2, "surrogate": "clip"},
+        {"num_learners": 2},
+    ],
+    ids=["replay", "clipped-surrogate", "two-learners"],
+)
+def test_catch_is_learned_in_every_mode_of_impala(settings: dict[str, Any], tmp_path: Path) -> None:
+    config = ARRANGEMENTS["impala"](
+        env="repertory/Catch-v0",
+        network="minatar",
+        num_envs=8,
+        total_steps=60_000,
+        unroll_length=10,
+        learning_rate=2e-3,
+        run_dir=tmp_path / "run",
+        **settings,
+    )
+    assert mean_return(train(config)) > 0.7

@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from repertory.algorithms.a2c import A2CConfig
+from repertory.algorithms.a3c import A3CConfig
 from repertory.algorithms.batched_a2c import BatchedA2CConfig
+from repertory.algorithms.impala import IMPALAConfig
 from repertory.checkpoints import load
 from repertory.config import RunConfig
 from repertory.training import Result, train
@@ -88,6 +90,61 @@ def test_batched_a2c(
 ) -> None:
     config = BatchedA2CConfig(**settings, num_actors=3, num_learners=num_learners, sync=sync)
     assert_same_everywhere(config, tmp_path)
+
+
+@pytest.mark.parametrize("num_learners", [1, 2, 3])
+@pytest.mark.parametrize("settings", [PIXELS, MEMORY], ids=["convolutions", "lstm"])
+def test_impala_with_the_fixed_schedule(
+    settings: dict[str, Any], num_learners: int, tmp_path: Path
+) -> None:
+    """Replay and several passes draw and learn the same, too."""
+    config = IMPALAConfig(
+        **settings,
+        num_actors=3,
+        num_learners=num_learners,
+        schedule="fixed",
+        replay_share=0.5,
+        replay_capacity=50,
+        passes=2,
+        surrogate="clip" if num_learners == 2 else "gradient",
+    )
+    assert_same_everywhere(config, tmp_path)
+
+
+def test_the_fixed_schedule_plays_trajectory_k_with_version_k_minus_1(tmp_path: Path) -> None:
+    config = IMPALAConfig(**MEMORY, num_actors=2, schedule="fixed")
+    _, lines = run(config, tmp_path, "inline")
+    lags: dict[str, int] = {}
+    for line in lines:
+        for lag, number in line["policy_lag_histogram"].items():
+            lags[lag] = lags.get(lag, 0) + number
+    # Update 0 takes trajectories of version 0, and so does update 1: lag 0 once, then always 1.
+    assert lags.pop("0") == 2 * MEMORY["num_envs"]
+    assert set(lags) == {"1"}
+
+
+@pytest.mark.parametrize("settings", [PIXELS, MEMORY], ids=["convolutions", "lstm"])
+def test_a3c_with_one_worker_is_a2c(settings: dict[str, Any], tmp_path: Path) -> None:
+    """The same parameters and statistics, wherever the worker runs: its lag is always 0."""
+    a2c, lines = run(A2CConfig(**settings), tmp_path / "a2c", "inline")
+    for runtime in ("inline", "processes"):
+        a3c, other_lines = run(
+            A3CConfig(**settings, num_workers=1), tmp_path / "a3c" / runtime, runtime
+        )
+        for key in ("model", "env_steps", "updates"):
+            assert_same(a2c[key], a3c[key])
+        assert_same(a2c["optimizer"]["state"], a3c["optimizer"]["state"])
+        assert lines == other_lines
+
+
+def test_a3c_inline_with_several_workers_is_the_same_run_twice(tmp_path: Path) -> None:
+    """Workers take turns in a fixed order: each gradient is as old as the others are many."""
+    config = A3CConfig(**MEMORY, num_workers=3, sync="soft", tau=0.5)
+    first, lines = run(config, tmp_path / "first", "inline")
+    second, other_lines = run(config, tmp_path / "second", "inline")
+    assert_same(first["model"], second["model"])
+    assert lines == other_lines
+    assert max(line["policy_lag_max"] for line in lines) == 2
 
 
 def test_b87_the_same_seed_twice_is_the_same_run(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ class Alone:
     def sum(self, vector: torch.Tensor, *counts: int) -> tuple[int, ...]:
         return counts
 
+    def leave(self) -> None:
+        """Nobody is left behind."""
+
 
 class Line:
     """A role's line to nobody; keeps the records."""

@@ -136,6 +136,98 @@ _PONG = {
     "unroll_length": 10,
 }
 
+_FAST = {
+    # For few cores: many columns to a process, unrolls long enough to see what a move led to, and
+    # advantages and pictures scaled so that a small moving ball is worth learning about.
+    "total_steps": 5_000_000,
+    "network": "a3c",
+    "initialization": "orthogonal",
+    "standardize_images": True,
+    "unroll_length": 16,
+    "discount": 0.99,
+    "gae_lambda": 0.95,
+    "reward_transform": "clip",
+    "normalize_advantages": True,
+    "optimizer": "adam",
+    "learning_rate": 7e-4,
+    "learning_rate_end": 0.0,
+    "epsilon": 1e-5,
+    "clip_norm": 0.5,
+    "value_cost": 0.5,
+    "entropy_cost": 0.01,
+}
+
+_A3C_PAPER = {
+    # Mnih et al. (2016), section 4 and supplement 8, with what the first author told others who
+    # reproduced it: epsilon .1 inside the root, rate 7e-4, the value's gradient scaled by .5. The
+    # norm is clipped at 40 by everyone since, the paper has no number. 16 workers of one
+    # environment; on fewer cores than workers they take turns.
+    "total_steps": 80_000_000,
+    "num_workers": 16,
+    "num_envs": 1,
+    "network": "a3c",
+    "unroll_length": 5,
+    "discount": 0.99,
+    "gae_lambda": 1.0,
+    "reward_transform": "clip",
+    "loss_reduction": "sum",
+    "optimizer": "rmsprop",
+    "learning_rate": 7e-4,
+    "learning_rate_end": 0.0,
+    "rmsprop_decay": 0.99,
+    "epsilon": 0.1,
+    "epsilon_inside_root": True,
+    "clip_norm": 40.0,
+    "value_cost": 0.5,
+    "entropy_cost": 0.01,
+}
+
+_A3C_LSTM = {
+    # The program that most people know A3C by, ikostrikov/pytorch-a3c (2017): four processes of one
+    # environment, shared Adam, 20 ticks, norm 50, its network and its core. Its picture is the
+    # protocol a3c42, which a preset does not choose.
+    "total_steps": 10_000_000,
+    "num_workers": 4,
+    "num_envs": 1,
+    "network": "a3c42",
+    "core": "lstm",
+    "core_size": 256,
+    "unroll_length": 20,
+    "discount": 0.99,
+    "gae_lambda": 1.0,
+    "reward_transform": "clip",
+    "loss_reduction": "sum",
+    "optimizer": "adam",
+    "learning_rate": 1e-4,
+    "epsilon": 1e-8,
+    "clip_norm": 50.0,
+    "value_cost": 0.5,
+    "entropy_cost": 0.01,
+}
+
+_IMPALA_PAPER = {
+    # Espeholt et al. (2018), appendix G for Atari: batches of 32 unrolls of 20 ticks, sums, RMSprop
+    # without momentum with epsilon .01 (TensorFlow's, inside the root), rate 6e-4 to 0, norm 40.
+    "total_steps": 50_000_000,
+    "num_actors": 32,
+    "num_envs": 1,
+    "batch_trajectories": 32,
+    "network": "impala",
+    "unroll_length": 20,
+    "discount": 0.99,
+    "reward_transform": "clip",
+    "loss_reduction": "sum",
+    "optimizer": "rmsprop",
+    "learning_rate": 6e-4,
+    "learning_rate_end": 0.0,
+    "rmsprop_decay": 0.99,
+    "epsilon": 0.01,
+    "epsilon_inside_root": True,
+    "clip_norm": 40.0,
+    "value_cost": 0.5,
+    "entropy_cost": 0.01,
+}
+
 _CARTPOLE_IDS = ("CartPole-v1",)
 _LUNAR_LANDER_IDS = ("LunarLander-v3",)
 _MINATAR_IDS = ("MinAtar/*",)
@@ -163,6 +255,19 @@ def _several_actors(settings: Mapping[str, Any], num_actors: int, num_envs: int)
     }
 
 
+def _workers(settings: Mapping[str, Any], num_workers: int, num_envs: int) -> dict[str, Any]:
+    """The settings with the columns spread over workers of A3C."""
+    return {**settings, "num_workers": num_workers, "num_envs": num_envs}
+
+
+def _actors(settings: Mapping[str, Any], num_actors: int, num_envs: int) -> dict[str, Any]:
+    """The settings with the columns spread over actors of IMPALA."""
+    settings = dict(settings)
+    if "gae_lambda" in settings:
+        settings["vtrace_lambda"] = settings.pop("gae_lambda")
+    return {**settings, "num_actors": num_actors, "num_envs": num_envs}
+
+
 PRESETS: tuple[Preset, ...] = (
     Preset("cartpole", "a2c", _CARTPOLE_IDS, _one_actor(_CARTPOLE, 8), _ZOO),
     Preset("lunarlander", "a2c", _LUNAR_LANDER_IDS, _one_actor(_LUNAR_LANDER, 8), _ZOO),
@@ -176,4 +281,15 @@ PRESETS: tuple[Preset, ...] = (
     Preset("minatar", "batched_a2c", _MINATAR_IDS, _several_actors(_MINATAR, 4, 4), _YOUNG_TIAN),
     Preset("pong", "batched_a2c", _PONG_IDS, _several_actors(_PONG, 4, 8), _OPENAI_A2C),
     Preset("atari", "batched_a2c", _ATARI_IDS, _several_actors(_ATARI, 4, 4), _OPENAI_A2C),
+    Preset("cartpole", "a3c", _CARTPOLE_IDS, _workers(_CARTPOLE, 2, 4), _ZOO),
+    Preset("lunarlander", "a3c", _LUNAR_LANDER_IDS, _workers(_LUNAR_LANDER, 2, 4), _ZOO),
+    Preset("minatar", "a3c", _MINATAR_IDS, _workers(_MINATAR, 2, 8), _YOUNG_TIAN),
+    Preset("a3c-fast", "a3c", _ATARI_IDS, _workers(_FAST, 2, 16), _OPENAI_A2C),
+    Preset("a3c-paper", "a3c", (), _A3C_PAPER, "Mnih et al. 2016, and its first author's notes"),
+    Preset("a3c-lstm", "a3c", (), _A3C_LSTM, "ikostrikov/pytorch-a3c (2017)"),
+    Preset("cartpole", "impala", _CARTPOLE_IDS, _actors(_CARTPOLE, 2, 4), _ZOO),
+    Preset("lunarlander", "impala", _LUNAR_LANDER_IDS, _actors(_LUNAR_LANDER, 2, 4), _ZOO),
+    Preset("minatar", "impala", _MINATAR_IDS, _actors(_MINATAR, 2, 8), _YOUNG_TIAN),
+    Preset("impala-fast", "impala", _ATARI_IDS, _actors(_FAST, 2, 16), _OPENAI_A2C),
+    Preset("impala-atari", "impala", (), _IMPALA_PAPER, "Espeholt et al. 2018, appendix G"),
 )

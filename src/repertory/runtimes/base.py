@@ -119,9 +119,13 @@ class GroupMember(Protocol):
             counts: Whole numbers to add up along with it.
 
         Returns:
-            The summed counts, or None when the run was asked to stop: then no learner has summed,
-            and all of them learn so at the same call.
+            The summed counts, or None when the run was asked to stop or a learner has left: then
+            no learner has summed, and all of them learn so at the same call.
         """
+        ...
+
+    def leave(self) -> None:
+        """Sum no more; the others' next `sum` returns None. Harmless when called twice."""
         ...
 
 

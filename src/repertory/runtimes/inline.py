@@ -215,19 +215,25 @@ class _Group:
         self._round = 0
         self._parts: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
         self._total: tuple[Tensor, tuple[int, ...]] | None = None
+        self._left = False
+
+    def leave(self) -> None:
+        self._left = True
 
     def member(self, rank: int) -> _Member:
         return _Member(self, rank)
 
     def sum(self, rank: int, vector: Tensor, counts: tuple[int, ...]) -> tuple[int, ...] | None:
+        if self._left:
+            return None
         own_round = self._round
         self._parts[rank] = (vector.clone(), counts)
         if len(self._parts) == self._num_learners:
             self._total = None if self._stopping() else self._add_up()
             self._parts.clear()
             self._round += 1
-        self._baton.pass_on("the other learners", lambda: self._round > own_round)
-        if self._total is None:
+        self._baton.pass_on("the other learners", lambda: self._round > own_round or self._left)
+        if self._total is None or self._round == own_round:
             return None
         vector.copy_(self._total[0])
         return self._total[1]
@@ -248,6 +254,9 @@ class _Member:
 
     def sum(self, vector: Tensor, *counts: int) -> tuple[int, ...] | None:
         return self._group.sum(self._rank, vector, counts)
+
+    def leave(self) -> None:
+        self._group.leave()
 
 
 class _SharedModel:

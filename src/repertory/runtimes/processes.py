@@ -90,8 +90,11 @@ class _Control:
 class _Context:
     """A role's line to the parent, in the role's process."""
 
-    def __init__(self, name: str, index: int, control: _Control, pipe: Connection) -> None:
+    def __init__(
+        self, name: str, index: int, control: _Control, pipe: Connection, patience: float
+    ) -> None:
         self.name = name
+        self._patience = patience
         self.control = control
         self._index = index
         self._pipe = pipe
@@ -124,9 +127,19 @@ class _Context:
         self._pipe.send_bytes(pickle.dumps((kind, content)))
 
     def wait_for(self, channels: list[Channel]) -> list[Channel]:
-        """Wait until messages lie in some of `channels`; an empty list when the run is over."""
+        """Wait until messages lie in some of `channels`; an empty list when the run is over.
+
+        Raises:
+            TimeoutError: Nothing came for longer than anything that is alive may take.
+        """
         by_connection = {channel.receiving: channel for channel in channels}
+        deadline = time.monotonic() + self._patience
         while True:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{self.name} has waited {self._patience:g} s for others who give signs of "
+                    "life but nothing else"
+                )
             self.beat()
             ready = wait(list(by_connection), _POLL_SECONDS)
             if ready:
@@ -155,14 +168,20 @@ class _Child:
 class ProcessRuntime:
     """The `Runtime` of one machine; see the module."""
 
-    def __init__(self, role_timeout_seconds: float = 120.0) -> None:
+    def __init__(
+        self, role_timeout_seconds: float = 120.0, start_seconds: float | None = None
+    ) -> None:
         """Nothing is started yet.
 
         Args:
             role_timeout_seconds: A role that gives no sign of life for so long is taken to hang.
+            start_seconds: For a role to give its first sign of life; by default ten minutes.
         """
         self._control = _Control()
         self._timeout = role_timeout_seconds
+        self._start_seconds = start_seconds or _START_SECONDS
+        # Others may still be starting, and then be silent for as long as is allowed.
+        self._patience = self._start_seconds + 2 * role_timeout_seconds
         self._channels: list[Channel] = []
         self._locks: list[FileLock] = []
         self._children: list[_Child] = []
@@ -213,7 +232,7 @@ class ProcessRuntime:
         ours, theirs = spawn.Pipe(duplex=False)
         process = spawn.Process(
             target=_run_role,
-            args=(name, index, role, arguments, self._control, theirs, threads),
+            args=(name, index, role, arguments, self._control, theirs, threads, self._patience),
             name=name,
             daemon=False,
         )
@@ -324,7 +343,7 @@ class ProcessRuntime:
             beats = self._control.beats(child.index)
             child.silent_seconds = child.silent_seconds + passed if beats == child.beats else 0.0
             child.beats = beats
-            allowed = self._timeout if beats else max(self._timeout, _START_SECONDS)
+            allowed = self._timeout if beats else max(self._timeout, self._start_seconds)
             if child.silent_seconds > allowed:
                 self._fail(
                     child,
@@ -356,11 +375,12 @@ def _run_role(
     control: _Control,
     pipe: Connection,
     threads: int,
+    patience: float,
 ) -> None:
     """A role's whole life, in its own process."""
     begin_child()
     torch.set_num_threads(threads)
-    context = _Context(name, index, control, pipe)
+    context = _Context(name, index, control, pipe, patience)
     for argument in arguments:
         if isinstance(argument, Endpoint):
             argument.attach(context)

@@ -27,6 +27,7 @@ from repertory.runtimes.base import Order
 from repertory.trajectories import Trajectory, TrajectorySlots, TrajectorySpec, split
 
 _SMALLEST_ROOM = 64  # bytes; for the few numbers that learners add up beside gradients
+_GO_ON, _STOP, _LEFT = range(3)  # what a learner says beside its counts
 _MAX_COUNTS = 4
 _CLOSED = -1
 
@@ -333,6 +334,12 @@ class _Member(Endpoint):
         self._inbox = inbox
         self._outbox = outbox
         self._round = 0
+        self._has_left = False
+
+    def leave(self) -> None:
+        if not self._has_left:
+            self._has_left = True
+            self._tell(_LEFT)
 
     def sum(self, vector: Tensor, *counts: int) -> tuple[int, ...] | None:
         self.context.beat()
@@ -342,14 +349,15 @@ class _Member(Endpoint):
         room = self._rooms[self._round % 2].view(vector.dtype)[:, : vector.numel()]
         self._round += 1
         room[self._rank].copy_(vector)
-        for channel in self._outbox.values():
-            channel.send(int(stop), *counts, *[0] * (_MAX_COUNTS - len(counts)))
+        self._tell(_STOP if stop else _GO_ON, *counts)
         totals = list(counts)
         for rank, channel in self._inbox.items():
             if not self.context.wait_for([channel]):
                 return None
             word, *theirs = channel.receive()
-            stop = bool(word) if rank == 0 else stop
+            if word == _LEFT:
+                return None
+            stop = word == _STOP if rank == 0 else stop
             totals = [a + b for a, b in zip(totals, theirs, strict=False)]
         if stop or self.context.aborted:
             return None
@@ -360,6 +368,11 @@ class _Member(Endpoint):
         if total is not vector:
             vector.copy_(total)
         return tuple(totals)
+
+    def _tell(self, word: int, *counts: int) -> None:
+        for channel in self._outbox.values():
+            with contextlib.suppress(BlockingIOError):  # nobody reads what a full channel holds
+                channel.send(word, *counts, *[0] * (_MAX_COUNTS - len(counts)))
 
 
 class SharedGroup:

@@ -12,27 +12,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from repertory.agent import Agent
     from repertory.algorithms.a2c import A2CConfig
+    from repertory.algorithms.a3c import A3CConfig
     from repertory.algorithms.batched_a2c import BatchedA2CConfig
+    from repertory.algorithms.impala import IMPALAConfig
     from repertory.evaluation import Evaluation, evaluate
-    from repertory.training import Result, train
+    from repertory.training import Result, resume, train
 
 __all__ = [
     "A2CConfig",
+    "A3CConfig",
     "Agent",
     "BatchedA2CConfig",
     "Evaluation",
+    "IMPALAConfig",
     "Result",
     "evaluate",
+    "resume",
     "train",
 ]
 
 _MODULES = {
     "A2CConfig": "repertory.algorithms.a2c",
+    "A3CConfig": "repertory.algorithms.a3c",
     "Agent": "repertory.agent",
     "BatchedA2CConfig": "repertory.algorithms.batched_a2c",
     "Evaluation": "repertory.evaluation",
+    "IMPALAConfig": "repertory.algorithms.impala",
     "Result": "repertory.training",
     "evaluate": "repertory.evaluation",
+    "resume": "repertory.training",
     "train": "repertory.training",
 }
 

@@ -15,6 +15,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from repertory import environments
+from repertory.checkpoints import steps_of
 from repertory.config import RunConfig
 from repertory.environments.base import EnvironmentSpec, VectorEnvironment
 from repertory.models.base import Model
@@ -73,11 +74,15 @@ class Actor:
         Environments are seeded by actor and column, so games do not depend on who plays them. The
         process's global generators are seeded too, for environments that draw from them.
         """
-        seed_global_generators(seed_for(config.seed, Stream.GLOBALS, indices[0]))
+        root = config.seed
+        if config.resume_from is not None:
+            # A run that goes on plays other games than those it began with.
+            root = seed_for(root, Stream.RESUMED, steps_of(config.resume_from))
+        seed_global_generators(seed_for(root, Stream.GLOBALS, indices[0]))
         seeds = [
             seed
             for index in indices
-            for seed in environments.seeds_for(config.seed, index, config.num_envs)
+            for seed in environments.seeds_for(root, index, config.num_envs)
         ]
         return cls(
             environments.make_vector(config.environment, seeds, config.threads_per_player),
@@ -85,7 +90,7 @@ class Actor:
             trajectory_spec(
                 environment, model, unroll_length=config.unroll_length, num_columns=len(seeds)
             ),
-            generator_for(config.seed, Stream.ACTIONS, indices[0]),
+            generator_for(root, Stream.ACTIONS, indices[0]),
             stopwatch,
         )
 

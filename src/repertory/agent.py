@@ -109,7 +109,9 @@ class Agent:
                 f"{file} was made for {state['spec']}; {spec.name} now has {spec_text(spec)}"
             )
         # Whatever the run started from and wherever it learned, here its own parameters count.
-        model = models.create(dataclasses.replace(config, init_from=None, device="cpu"), spec)
+        model = models.create(
+            dataclasses.replace(config, init_from=None, resume_from=None, device="cpu"), spec
+        )
         load_model_state(model, state["model"])
         model.eval()
         return cls(

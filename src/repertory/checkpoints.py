@@ -10,10 +10,11 @@ module. What is not here: when to save, and what an algorithm has to save beside
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def make_state(
     algorithm: str,
     config: str,
     spec: EnvironmentSpec,
+    progress: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The keys that every checkpoint holds.
 
@@ -73,6 +75,7 @@ def make_state(
         algorithm: Its name.
         config: The settings as `config.to_yaml` writes them.
         spec: Of the environment that was trained on.
+        progress: What the run's curves go on from, as `progress.Progress.state_dict` gives it.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -85,6 +88,7 @@ def make_state(
         "protocol": spec.protocol,
         "spec": spec_text(spec),
         "versions": versions(),
+        "progress": dict(progress or {}),
     }
 
 
@@ -131,6 +135,8 @@ def load(path: Path) -> dict[str, Any]:
             f"{path} was refused: it holds more than tensors and plain values, or is no checkpoint"
         ) from error
     except OSError as error:
+        if error.errno == errno.EINVAL:  # a position that a whole file would have
+            raise CheckpointError(f"{path} is damaged: it ends too early") from error
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except Exception as error:
         # torch raises whatever the first impossible byte leads to.
@@ -241,6 +247,29 @@ def save_step(folder: Path, state: Mapping[str, Any]) -> Path:
     return path
 
 
+def prune(folder: Path, keep: int, also: Collection[Path] = ()) -> None:
+    """Delete all but the newest checkpoints of a folder, and what `best` stands for.
+
+    Args:
+        folder: The run's folder of checkpoints.
+        keep: How many of the newest stay.
+        also: Others that stay, as somebody is about to read them.
+    """
+    best = folder / "best"
+    spared = {path.name for path in also}
+    if best.exists():
+        spared.add(best.read_text(encoding="utf-8").strip())
+    for _, path in sorted(_numbered(folder))[:-keep]:
+        if path.name not in spared:
+            path.unlink(missing_ok=True)
+
+
+def steps_of(checkpoint: Path) -> int:
+    """The env steps in a checkpoint's name; 0 if it was given another one."""
+    match = _STEP_FILE.fullmatch(checkpoint.name)
+    return int(match[1]) if match else 0
+
+
 def point(folder: Path, name: str, checkpoint: Path) -> None:
     """Make `latest` or `best` stand for a checkpoint of the same folder.
 
@@ -261,15 +290,27 @@ def latest(run_dir: Path) -> Path:
     Raises:
         CheckpointNotFound: The folder holds none.
     """
-    folder = run_dir / "checkpoints"
-    numbered = [
-        (int(match[1]), path)
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if (match := _STEP_FILE.fullmatch(path.name))
-    ]
+    numbered = _numbered(run_dir / "checkpoints")
     if not numbered:
         raise CheckpointNotFound(f"the run {run_dir} holds no checkpoint")
     return max(numbered)[1]
+
+
+def newest_readable(run_dir: Path) -> tuple[Path, dict[str, Any], list[str]]:
+    """The newest checkpoint of a run that can be read, its state, and a line for each that cannot.
+
+    Raises:
+        CheckpointNotFound: The folder holds none.
+        CheckpointError: None of them can be read.
+    """
+    damaged: list[str] = []
+    newest = latest(run_dir)
+    for _, path in sorted(_numbered(newest.parent), reverse=True):
+        try:
+            return path, load(path), damaged
+        except CheckpointError as error:
+            damaged.append(str(error))
+    raise CheckpointError("; ".join(damaged))
 
 
 def resolve(run_or_checkpoint: Path) -> Path:
@@ -302,6 +343,15 @@ def run_folder_of(checkpoint: Path) -> Path | None:
     folder = checkpoint.parent.parent
     inside = checkpoint.parent.name == "checkpoints"
     return folder if inside and (folder / "config.yaml").is_file() else None
+
+
+def _numbered(folder: Path) -> list[tuple[int, Path]]:
+    """Env steps and path of every checkpoint in a folder that may not exist."""
+    return [
+        (int(match[1]), path)
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _STEP_FILE.fullmatch(path.name))
+    ]
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

@@ -76,6 +76,10 @@ class RunConfig:
     """End early after so many minutes of training."""
     checkpoint_minutes: float = 10.0
     """Minutes between checkpoints; there is one at the end in any case."""
+    checkpoint_steps: int | None = None
+    """Env steps between checkpoints, beside those by the clock; by default none."""
+    keep_checkpoints: int = 3
+    """How many of the newest checkpoints stay; the best stays too."""
 
     evaluation_steps: int | None = None
     """Env steps between evaluations beside the training, each of a checkpoint; by default none."""
@@ -155,6 +159,8 @@ class RunConfig:
     """Folder of this run; by default `runs/{env}__{algorithm}__{seed}__{time}`."""
     init_from: Path | None = None
     """Run or checkpoint whose parameters the model starts from."""
+    resume_from: Path | None = None
+    """Checkpoint to go on from: parameters, optimiser, counters (`repertory resume` sets it)."""
     log_every_steps: int | None = None
     """Env steps between lines of metrics; by default a two-hundredth of the run, 5,000 at most."""
 
@@ -395,6 +401,8 @@ _RANGES: Mapping[str, _Range] = types.MappingProxyType(
         "seed": _Range(0, 2**31, high_included=False),
         "max_minutes": _ABOVE_ZERO,
         "checkpoint_minutes": _ABOVE_ZERO,
+        "checkpoint_steps": _AT_LEAST_ONE,
+        "keep_checkpoints": _AT_LEAST_ONE,
         "stop_at_return": _Range(-math.inf),
         "evaluation_steps": _AT_LEAST_ONE,
         "evaluation_episodes": _AT_LEAST_ONE,

@@ -32,7 +32,11 @@ _GRACE_SECONDS = 2.0
 
 
 class Evaluator:
-    """Takes checkpoints and gives `eval` records; in a process of its own, or at once."""
+    """Takes checkpoints and gives `eval` records; in a process of its own, or at once.
+
+    Attributes:
+        waiting: Checkpoints that were handed over and have not come back, oldest first.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         """Nothing is started before the first checkpoint comes."""
@@ -43,16 +47,16 @@ class Evaluator:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
         self._records: queue.SimpleQueue[Record] = queue.SimpleQueue()
-        self._waiting = 0
+        self.waiting: list[Path] = []
 
     @property
     def busy(self) -> bool:
         """Whether a checkpoint that was handed over has not come back."""
-        return self._waiting > 0
+        return bool(self.waiting)
 
     def submit(self, checkpoint: Path) -> None:
         """Have a checkpoint evaluated, after those that still wait."""
-        self._waiting += 1
+        self.waiting.append(checkpoint)
         if not self._apart:
             self._records.put(_evaluate(checkpoint, self._episodes, self._env))
             return
@@ -71,7 +75,7 @@ class Evaluator:
         found = []
         while not self._records.empty():
             found.append(self._records.get())
-        self._waiting -= len(found)
+        del self.waiting[: len(found)]
         return found
 
     def close(self) -> None:
@@ -102,7 +106,7 @@ class Evaluator:
             while pipe.poll():
                 self._records.put(pipe.recv())
         except (EOFError, OSError):
-            for _ in range(self._waiting - self._records.qsize()):
+            for _ in range(len(self.waiting) - self._records.qsize()):
                 self._records.put(_failed(None, "the evaluator died"))
 
 

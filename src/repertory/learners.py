@@ -7,17 +7,18 @@ choice; how gradients meet is the runtime's. What is not here: how a batch becom
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from repertory import models
-from repertory.checkpoints import model_state
+from repertory.checkpoints import load, load_model_state, model_state, resolve
 from repertory.config import RunConfig
 from repertory.environments.base import EnvironmentSpec
 from repertory.losses import advantage_moments, normalize_advantages
 from repertory.objective import Objective, Schedule, TargetFunction
-from repertory.optimizers import optimizer_for
+from repertory.optimizers import load_in_place, optimizer_for, prepare_state
 from repertory.parameters import policy_lag
 from repertory.progress import Account, Stopwatch, Window
 from repertory.runtimes.base import GroupMember, RoleContext
@@ -67,9 +68,11 @@ class Learner:
         *,
         rank: int = 0,
     ) -> Learner:
-        """A learner at version 0, with the run's initial parameters, on the run's device."""
-        model = models.create(config, environment)
-        return cls(model, config, group, stopwatch, rank=rank)
+        """A learner where the run begins, or where it goes on, on the run's device."""
+        learner = cls(models.create(config, environment), config, group, stopwatch, rank=rank)
+        if config.resume_from is not None:
+            learner.load_state_dict(load(resolve(config.resume_from)))
+        return learner
 
     @property
     def window(self) -> Window:
@@ -158,6 +161,14 @@ class Learner:
         self._account.close(context, self.env_steps)
         self._group.leave()
         return self.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave; rates and epsilons are those of the settings."""
+        load_model_state(self.model, state["model"])
+        prepare_state(self._optimizer)
+        load_in_place(self._optimizer, state["optimizer"])
+        self.env_steps, self.version = state["env_steps"], state["updates"]
+        self._account.go_on(self.env_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, optimiser state and counters: the live tensors, and plain values."""

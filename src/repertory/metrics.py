@@ -104,9 +104,15 @@ class TensorBoardSink:
     installed, one warning says so and the run goes on.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Remember where event files go; nothing is written yet."""
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        """Remember where event files go; nothing is written yet.
+
+        Args:
+            folder: Of the event files.
+            purge_step: First step of which older event files may hold points to forget.
+        """
         self._folder = folder
+        self._purge_step = purge_step
         self._writer: SummaryWriter | None = None
         self._missing = False
 
@@ -137,7 +143,9 @@ class TensorBoardSink:
                 )
                 return False
             # Seconds between flushes: a run that is watched should not look two minutes old.
-            self._writer = SummaryWriter(str(self._folder), flush_secs=10)
+            self._writer = SummaryWriter(
+                str(self._folder), purge_step=self._purge_step, flush_secs=10
+            )
         return not self._missing
 
 
@@ -153,6 +161,17 @@ class EpisodeWindow:
         """Count a whole episode: its raw, undiscounted return and its length in env steps."""
         self._recent.append((episode_return, length))
         self.episodes += 1
+
+    @property
+    def recent(self) -> list[tuple[float, int]]:
+        """Return and length of the episodes in the window, oldest first."""
+        return list(self._recent)
+
+    def restore(self, recent: Iterable[tuple[float, int]], episodes: int) -> None:
+        """Go on with these episodes in the window, and so many in all."""
+        self._recent.clear()
+        self._recent.extend(recent)
+        self.episodes = episodes
 
     @property
     def full(self) -> bool:
@@ -288,9 +307,38 @@ class RunFolder:
         """Recordings."""
         return self.path / "videos"
 
-    def sinks(self) -> list[Sink]:
-        """Open the sinks that every run has."""
-        return [JsonlSink(self.metrics_file), TensorBoardSink(self.tensorboard)]
+    def sinks(self, after_steps: int | None = None) -> list[Sink]:
+        """Open the sinks that every run has.
+
+        Args:
+            after_steps: Env steps that a run goes on from; None for one that begins. TensorBoard
+                forgets points beyond.
+        """
+        purge_step = None if after_steps is None else after_steps + 1
+        return [JsonlSink(self.metrics_file), TensorBoardSink(self.tensorboard, purge_step)]
+
+    def set_aside_lines_after(self, env_steps: int) -> int:
+        """Move lines of metrics that lie beyond a checkpoint into a file of their own.
+
+        A run that goes on from the checkpoint makes these env steps again, and a curve must not
+        double back. Nothing is deleted.
+
+        Returns:
+            How many lines were moved.
+        """
+        lines = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept: list[str] = []
+        beyond: list[str] = []
+        for line in lines:
+            (beyond if _steps_in(line) > env_steps else kept).append(line)
+        if beyond:
+            aside = self.path / f"metrics_after_{env_steps}.jsonl"
+            with aside.open("a", encoding="utf-8") as file:
+                file.writelines(beyond)
+            temporary = self.metrics_file.with_suffix(".tmp")
+            temporary.write_text("".join(kept), encoding="utf-8")
+            os.replace(temporary, self.metrics_file)
+        return len(beyond)
 
 
 def versions() -> dict[str, str]:
@@ -302,6 +350,15 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _steps_in(line: str) -> int:
+    """Env steps that a line of metrics tells of, 0 for none; more than any run's if it is cut."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return sys.maxsize
+    return int(record.get("env_steps", 0)) if record["kind"] in ("progress", "eval") else 0
 
 
 def _scalars(record: Mapping[str, Any]) -> Iterable[tuple[str, float]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,6 +149,10 @@ class Account:
         self._due = log_interval
         self._pulse_due = time.monotonic() + _PULSE_SECONDS
 
+    def go_on(self, env_steps: int) -> None:
+        """The next report is due at the next multiple of the interval after `env_steps`."""
+        self._due = (env_steps // self._interval + 1) * self._interval
+
     def report(self, context: RoleContext, env_steps: int, *, finished: bool) -> None:
         """Report the window if the run's env steps have crossed a multiple of the interval.
 
@@ -265,6 +269,23 @@ class Progress:
         self._seconds_in = dict.fromkeys(STAGES, 0.0)
         self._last_time, self._last_steps = now, env_steps
         return line
+
+    def state_dict(self) -> dict[str, Any]:
+        """What lines of metrics go on from, as plain values."""
+        return {
+            "recent": [list(episode) for episode in self._recent.recent],
+            "episodes": self._recent.episodes,
+            "updates": self._updates,
+            "wall_seconds": time.monotonic() - self._started,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], env_steps: int) -> None:
+        """Go on where `state_dict` was taken, after so many env steps."""
+        self._recent.restore([(r, n) for r, n in state["recent"]], state["episodes"])
+        self._updates = state["updates"]
+        self._last_time = time.monotonic()
+        self._started = self._last_time - state["wall_seconds"]
+        self._last_steps = env_steps
 
     @property
     def recent_return(self) -> float | None:

@@ -23,6 +23,7 @@ class Stream(IntEnum):
     ACTIONS = 1
     GLOBALS = 2
     REPLAY = 3
+    RESUMED = 4
 
 
 def seed_for(root_seed: int, stream: Stream, *indices: int) -> int:

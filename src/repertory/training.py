@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -24,7 +24,15 @@ from gymnasium.spaces import Discrete
 
 from repertory import checkpoints, environments, models
 from repertory.algorithms import ALGORITHMS, Algorithm
-from repertory.config import ConfigError, RunConfig, from_dict, to_yaml, validate
+from repertory.config import (
+    ConfigError,
+    RunConfig,
+    from_dict,
+    from_yaml,
+    to_dict,
+    to_yaml,
+    validate,
+)
 from repertory.environments.base import EnvironmentSpec
 from repertory.evaluator import Evaluator
 from repertory.metrics import Record, RunFolder, Sink, start_record
@@ -81,17 +89,92 @@ def train(config: RunConfig, *, on_record: Callback | None = None) -> Result:
         RoleFailed: A role raised, was killed or hung; no role is left.
     """
     _refuse_a_script_without_guard()
-    name, algorithm = _algorithm_of(config)
+    name, _ = _algorithm_of(config)
     config = from_dict(type(config), vars(config))
     validate(config)
     spec = environments.describe(config.environment)
     _refuse_what_roles_could_not_use(config, spec)
-    folder = RunFolder.create(config, name, spec)
+    return _supervised(config, name, spec, RunFolder.create(config, name, spec), on_record)
+
+
+def resume(
+    run_dir: Path | str,
+    *,
+    on_record: Callback | None = None,
+    **changes: Any,
+) -> Result:
+    """Go on with a run, in its folder, from its newest checkpoint that can be read.
+
+    Parameters, optimiser state, env steps, updates, schedules, curves, the best and the seconds go
+    on; games begin anew, with other seeds than those the run began with. Lines of metrics beyond
+    the checkpoint are set aside in a file of their own.
+
+    Args:
+        run_dir: The run's folder.
+        on_record: As in `train`.
+        changes: Settings that are to be others from now on, by name. What a model or a curve is
+            made of cannot change; an environment that is a callable has to be given again.
+
+    Raises:
+        ConfigError: A setting may not change or does not exist, or nothing is left to do.
+        CheckpointError: There is no checkpoint that can be read.
+        EnvironmentRefused: The environment cannot be used any more.
+        RoleFailed: As in `train`.
+    """
+    _refuse_a_script_without_guard()
+    folder = RunFolder(Path(run_dir))
+    checkpoint, state, damaged = checkpoints.newest_readable(folder.path)
+    if state["algorithm"] not in ALGORITHMS:
+        raise ConfigError(f"{checkpoint} is of an unknown algorithm, {state['algorithm']!r}")
+    before = from_yaml(ALGORITHMS[state["algorithm"]].config, state["config"])
+    wanted = from_dict(type(before), {**vars(before), "run_dir": folder.path, **changes})
+    changed = _changes(replace(before, run_dir=folder.path), wanted)
+    config = replace(wanted, resume_from=checkpoint)
+    validate(config)
+    if state["env_steps"] >= config.total_steps:
+        raise ConfigError(
+            f"the run has learned from {state['env_steps']:,} of {config.total_steps:,} env steps "
+            "already; total_steps says how far to go on"
+        )
+    spec = environments.describe(config.environment)
+    if checkpoints.spec_text(spec) != state["spec"]:
+        raise ConfigError(
+            f"{checkpoint} was made for {state['spec']}; {spec.name} now has "
+            f"{checkpoints.spec_text(spec)}"
+        )
+    _refuse_what_roles_could_not_use(config, spec)
+    event = {
+        "kind": "event",
+        "event": "resume",
+        "checkpoint": str(checkpoint),
+        "from_env_steps": state["env_steps"],
+        "lines_set_aside": folder.set_aside_lines_after(state["env_steps"]),
+        "changes": changed,
+        "message": "; ".join([f"going on after {state['env_steps']:,} env steps", *damaged]),
+    }
+    return _supervised(
+        config, state["algorithm"], spec, folder, on_record, event=event, progress=state["progress"]
+    )
+
+
+def _supervised(
+    config: RunConfig,
+    name: str,
+    spec: EnvironmentSpec,
+    folder: RunFolder,
+    on_record: Callback | None,
+    *,
+    event: Record | None = None,
+    progress: Mapping[str, Any] | None = None,
+) -> Result:
+    """Start the roles, and watch over them to the end."""
     runtime = _make_runtime(config)
     try:
         run = _Run(config, name, spec, folder, runtime, on_record)
+        if event is not None:
+            run.go_on(event, progress or {})
         with _signals(run):
-            algorithm.train(config, spec, runtime)
+            ALGORITHMS[name].train(config, spec, runtime)
             return run.supervise()
     finally:
         runtime.close()
@@ -115,7 +198,8 @@ class _Run:
         self._folder = folder
         self._runtime = runtime
         self._callback = callback
-        self._sinks: list[Sink] = folder.sinks()
+        self._going_on: Record | None = None
+        self._sinks: list[Sink] = []
         self._progress = Progress(
             num_learners=config.num_reporters,
             in_step=config.in_step,
@@ -126,11 +210,29 @@ class _Run:
         self._last: Record = {"env_steps": 0, "episode_return_mean": None}
         self._best = -math.inf
         self._evaluator = Evaluator(config)
-        self._next_evaluation = config.evaluation_steps or math.inf
+        self._due = {"evaluation": math.inf, "checkpoint": math.inf}
+        for name in self._due:
+            self._due_after(name, 0)
         self._in_a_hurry = False
         now = time.monotonic()
         self._deadline = now + 60 * config.max_minutes if config.max_minutes else math.inf
         self._next_checkpoint = now + 60 * config.checkpoint_minutes
+
+    def go_on(self, event: Record, progress: Mapping[str, Any]) -> None:
+        """Continue the curves of a run that was there before.
+
+        Args:
+            event: What the run's folder is told of it.
+            progress: As the checkpoint holds it.
+        """
+        self._going_on = event
+        if progress:
+            self._progress.load_state_dict(progress["lines"], event["from_env_steps"])
+            self._best = progress["best"]
+        self._last["env_steps"] = event["from_env_steps"]
+        self._last["episode_return_mean"] = self._progress.recent_return
+        for name in ("evaluation", "checkpoint"):
+            self._due_after(name, event["from_env_steps"])
 
     def stop(self, reason: EndReason) -> None:
         """End the run after the update in progress; the first reason counts."""
@@ -142,7 +244,12 @@ class _Run:
     def supervise(self) -> Result:
         """Watch until the roles have ended, then save."""
         try:
+            going_on = self._going_on
+            after_steps = None if going_on is None else going_on["from_env_steps"]
+            self._sinks = self._folder.sinks(after_steps)
             self._tell(start_record(self._config, self._algorithm, self._spec, self._folder))
+            if going_on is not None:
+                self._tell(going_on)
             results = self._runtime.supervise(self._on_record)
             self._take_line(self._progress.flush())
             state = _newest_state(results)
@@ -186,21 +293,25 @@ class _Run:
                 self._tell(record)
             case "state":
                 checkpoint = self._save(record["state"])
-                if record["state"]["env_steps"] >= self._next_evaluation:
-                    self._evaluate(checkpoint, record["state"]["env_steps"])
+                env_steps = record["state"]["env_steps"]
+                if env_steps >= self._due["checkpoint"]:
+                    self._due_after("checkpoint", env_steps)
+                if env_steps >= self._due["evaluation"] and not self._evaluator.busy:
+                    self._due_after("evaluation", env_steps)
+                    self._evaluator.submit(checkpoint)
             case "window":
                 self._take_line(self._progress.add_window(record))
-                if record["env_steps"] >= self._next_evaluation and not self._evaluator.busy:
+                due = math.inf if self._evaluator.busy else self._due["evaluation"]
+                if record["env_steps"] >= min(self._due["checkpoint"], due):
                     self._runtime.collect_state()
         self._look_at_the_clock()
         self._take_evaluations()
 
-    def _evaluate(self, checkpoint: Path, env_steps: int) -> None:
-        """Hand a checkpoint over; the next one is due at the next multiple of the interval."""
-        assert self._config.evaluation_steps is not None
-        while self._next_evaluation <= env_steps:
-            self._next_evaluation += self._config.evaluation_steps
-        self._evaluator.submit(checkpoint)
+    def _due_after(self, name: str, env_steps: int) -> None:
+        """Have the next one made at the next multiple of its interval, if it has one."""
+        interval = getattr(self._config, f"{name}_steps")
+        if interval is not None:
+            self._due[name] = (env_steps // interval + 1) * interval
 
     def _evaluate_the_last(self, checkpoint: Path) -> None:
         """Evaluate where the run has ended by itself; somebody who interrupts does not wait."""
@@ -257,8 +368,9 @@ class _Run:
                 env_steps=state["env_steps"],
                 updates=state["updates"],
                 algorithm=self._algorithm,
-                config=to_yaml(self._config),
+                config=to_yaml(replace(self._config, resume_from=None)),
                 spec=self._spec,
+                progress={"lines": self._progress.state_dict(), "best": self._best},
             ),
         )
         reached = self._progress.recent_return
@@ -266,6 +378,9 @@ class _Run:
         if not evaluated and reached is not None and reached > self._best:
             self._best = reached
             checkpoints.point(self._folder.checkpoints, "best", path)
+        checkpoints.prune(
+            self._folder.checkpoints, self._config.keep_checkpoints, self._evaluator.waiting
+        )
         return path
 
 
@@ -275,6 +390,30 @@ def _algorithm_of(config: RunConfig) -> tuple[str, Algorithm]:
             return name, algorithm
     known = ", ".join(algorithm.config.__name__ for algorithm in ALGORITHMS.values())
     raise ConfigError(f"{type(config).__name__} is no algorithm's settings (known: {known})")
+
+
+_NEVER_CHANGES = (
+    *("env", "env_kwargs", "protocol", "image_layout", "max_episode_steps", "seed", "network"),
+    *("hidden_sizes", "core", "core_size", "standardize_images", "optimizer", "run_dir"),
+    *("init_from", "resume_from"),
+)
+"""What a run's model and curve are made of; another value would be another run."""
+
+
+def _changes(before: RunConfig, after: RunConfig) -> dict[str, Any]:
+    """The settings that differ, with their new values.
+
+    Raises:
+        ConfigError: One of them cannot change within a run.
+    """
+    old, new = to_dict(before), to_dict(after)
+    changed = {name: value for name, value in new.items() if value != old[name]}
+    for name in changed.keys() & _NEVER_CHANGES:
+        raise ConfigError(
+            f"{name} cannot change from {old[name]} to {new[name]} in a run that goes on; start a "
+            "new one (init_from takes over the parameters)"
+        )
+    return changed
 
 
 def _refuse_what_roles_could_not_use(config: RunConfig, spec: EnvironmentSpec) -> None:

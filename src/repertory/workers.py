@@ -10,12 +10,15 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from torch import nn
+from torch.optim import Optimizer
 
 from repertory import models
+from repertory.checkpoints import load, resolve
 from repertory.config import RunConfig
 from repertory.environments.base import EnvironmentSpec
 from repertory.losses import advantage_moments, normalize_advantages
 from repertory.objective import Objective, Schedule, TargetFunction
+from repertory.optimizers import load_in_place, prepare_state
 from repertory.progress import Account, Stopwatch
 from repertory.runtimes.base import Push, RoleContext, SharedModelWorker
 from repertory.targets import Targets
@@ -95,8 +98,10 @@ class Worker:
             pulled = self._shared.pull(self.model, self._tau if self._has_pulled else 1.0)
         if pulled is None:
             return False
-        self._has_pulled = True
         self.version, self.env_steps = pulled
+        if not self._has_pulled:
+            self._account.go_on(self.env_steps)
+        self._has_pulled = True
         return True
 
     def push(self, batch: Trajectory, targets: TargetFunction) -> bool:
@@ -166,3 +171,13 @@ class Worker:
             self._account.window.add(losses, norm, schedule)
             self._account.window.add_played(batch, lag)
         return pushed
+
+
+def load_counted(config: RunConfig, optimizer: Optimizer) -> dict[str, int]:
+    """Where a run goes on, load the optimiser's state; the updates and env steps behind it."""
+    if config.resume_from is None:
+        return {}
+    state = load(resolve(config.resume_from))
+    prepare_state(optimizer)
+    load_in_place(optimizer, state["optimizer"])
+    return {"updates": state["updates"], "env_steps": state["env_steps"]}

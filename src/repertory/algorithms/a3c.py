@@ -26,7 +26,7 @@ from repertory.optimizers import optimizer_for
 from repertory.progress import Stopwatch
 from repertory.runtimes.base import RoleContext, Runtime, SharedModelWorker
 from repertory.targets import Targets, gae
-from repertory.workers import TooOld, Worker
+from repertory.workers import TooOld, Worker, load_counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,14 @@ class A3CConfig(RunConfig):
 def train(config: A3CConfig, environment: EnvironmentSpec, runtime: Runtime) -> None:
     """Start the workers around one set of shared parameters."""
     model = models.create_on_cpu(config, environment)
+    optimizer = optimizer_for(config, model.parameters())
     shared = runtime.shared_model(
         model,
-        optimizer_for(config, model.parameters()),
+        optimizer,
         config.num_workers,
         lock=config.lock,
         shared_statistics=config.shared_statistics,
+        **load_counted(config, optimizer),
     )
     for index in range(config.num_workers):
         runtime.start(

@@ -160,9 +160,11 @@ def act(
     stopwatch = Stopwatch()
     model = models.create_on_cpu(config, environment)
     actor = Actor.create(config, environment, model, stopwatch, indices=[index])
-    for version in count():
+    with stopwatch("waiting"):
+        first = parameters.refresh(model)  # version; not 0 where a run goes on
+    for version in count(first or 0):
         with stopwatch("waiting"):
-            if parameters.refresh(model, version) is None:
+            if first is None or parameters.refresh(model, version) is None:
                 break
         trajectory = actor.unroll(version)
         with stopwatch("waiting"):

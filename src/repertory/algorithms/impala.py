@@ -164,12 +164,16 @@ def act(
     stopwatch = Stopwatch()
     model = models.create_on_cpu(config, environment)
     actor = Actor.create(config, environment, model, stopwatch, indices=[index])
+    first: int | None = None  # version; not 0 where a run goes on
     for unroll in count():
-        wanted = max(unroll - 1, 0) if config.schedule == "fixed" else None
+        wanted = None
+        if config.schedule == "fixed" and first is not None:
+            wanted = first + unroll - 1
         with stopwatch("waiting"):
             version = parameters.refresh(model, wanted)
         if version is None:
             break
+        first = version if first is None else first
         trajectory = actor.unroll(version)
         with stopwatch("waiting"):
             if not trajectories.put(trajectory):

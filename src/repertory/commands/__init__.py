@@ -21,6 +21,7 @@ from types import MappingProxyType
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "train": "Train an agent.",
+        "resume": "Go on with a run from its newest checkpoint.",
         "eval": "Play whole games with a trained agent and report the returns.",
     }
 )

@@ -105,6 +105,31 @@ def parse_train(arguments: Sequence[str]) -> TrainArguments:
     return TrainArguments(algorithm, tuple(configs), preset, given["print_config"])
 
 
+def changed_settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """Settings given as flags, by name and as text, without a look at what they mean.
+
+    `--name value`, `--name=value`, and for what is true or false `--name` or `--no-name`.
+
+    Raises:
+        ConfigError: A word is no flag.
+    """
+    changes: dict[str, Any] = {}
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        name = _flag_name(word)
+        if name is None:
+            raise ConfigError(f"unexpected {word!r}: settings are given as --name value")
+        _, equals, value = word.partition("=")
+        if equals:
+            changes[name] = value
+        elif words and _flag_name(words[0]) is None:
+            changes[name] = words.pop(0)
+        else:
+            changes[name.removeprefix("no_")] = not name.startswith("no_")
+    return changes
+
+
 def parse_seeds(text: str) -> list[int]:
     """Seeds as `1..5` (both ends included) or `1,2,3`.
 

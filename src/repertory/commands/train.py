@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from repertory.commands.arguments import TrainArguments, parse_train
 from repertory.config import ConfigError, RunConfig, to_yaml
 
-_SIGNALLED = {"interrupted": 130, "terminated": 143}
+SIGNALLED = {"interrupted": 130, "terminated": 143}
 """Exit codes of runs that a signal ended: 128 and the signal's number, as shells have it."""
 
 
@@ -44,8 +44,8 @@ def run(arguments: Sequence[str]) -> int:
     for config in parsed.configs:
         with make_console(sys.stdout, preset=preset) as console:
             result = train(config, on_record=console.on_record)
-        if result.reason in _SIGNALLED:
-            return _SIGNALLED[result.reason]
+        if result.reason in SIGNALLED:
+            return SIGNALLED[result.reason]
     return 0
 
 

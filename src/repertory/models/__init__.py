@@ -38,8 +38,9 @@ def create_on_cpu(config: RunConfig, environment: EnvironmentSpec) -> ActorCriti
             standardize_images=config.standardize_images,
             precision=config.precision,
         )
-    if config.init_from is not None:
-        load_model_state(model, load(resolve(Path(config.init_from)))["model"])
+    start = config.resume_from or config.init_from
+    if start is not None:
+        load_model_state(model, load(resolve(Path(start)))["model"])
     return model
 
 

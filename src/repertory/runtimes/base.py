@@ -254,6 +254,8 @@ class Runtime(Protocol):
         *,
         lock: bool,
         shared_statistics: bool,
+        updates: int = 0,
+        env_steps: int = 0,
     ) -> SharedModel:
         """Parameters that `num_workers` workers pull and push.
 
@@ -263,6 +265,8 @@ class Runtime(Protocol):
             num_workers: How many ends there will be.
             lock: One push or pull at a time, so that none is lost or mixed.
             shared_statistics: One optimiser state for all, or one for each worker.
+            updates: How many the parameters have seen, where a run goes on.
+            env_steps: How many they have learned from, where a run goes on.
         """
         ...
 

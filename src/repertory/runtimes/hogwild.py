@@ -193,6 +193,7 @@ class SharedParameters:
         lock: Lock,
         *,
         shared_statistics: bool,
+        counted: tuple[int, int],
         place: Callable[[Tensor], Tensor],
     ) -> None:
         """Put parameters and optimiser state where all workers see them.
@@ -203,6 +204,7 @@ class SharedParameters:
             num_workers: How many ends there will be.
             lock: Held during every pull and push.
             shared_statistics: One optimiser state for all, or one for each worker.
+            counted: Updates and env steps so far, where a run goes on.
             place: Puts a tensor where all workers see it, and returns it.
         """
         for tensor in travelling_tensors(model):
@@ -213,6 +215,7 @@ class SharedParameters:
         self._shared_statistics = shared_statistics
         self._lock = lock
         self._counters = shared_zeros(num_workers, 2, dtype=torch.int64)
+        self._counters[0] = torch.tensor(counted)
 
     def worker(self, index: int) -> HogwildWorker:
         """See `SharedModel`."""

@@ -365,6 +365,8 @@ class InlineRuntime:
         *,
         lock: bool,
         shared_statistics: bool,
+        updates: int = 0,
+        env_steps: int = 0,
     ) -> _SharedModel:
         """See `Runtime`. One role runs at a time, so there is nothing to lock."""
         return _SharedModel(
@@ -375,6 +377,7 @@ class InlineRuntime:
                 num_workers,
                 NoLock(),
                 shared_statistics=shared_statistics,
+                counted=(updates, env_steps),
                 place=lambda tensor: tensor,
             ),
         )

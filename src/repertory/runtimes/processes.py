@@ -212,6 +212,8 @@ class ProcessRuntime:
         *,
         lock: bool,
         shared_statistics: bool,
+        updates: int = 0,
+        env_steps: int = 0,
     ) -> SharedParameters:
         """See `Runtime`."""
         if lock:
@@ -222,6 +224,7 @@ class ProcessRuntime:
             num_workers,
             self._locks[-1] if lock else NoLock(),
             shared_statistics=shared_statistics,
+            counted=(updates, env_steps),
             place=Tensor.share_memory_,
         )
 

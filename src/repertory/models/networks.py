@@ -96,8 +96,6 @@ class ImageConvolution(nn.Conv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """Convolve images [N, ...] of any dtype; the result is [N, channels, H', W']."""
-        if self.standardized:
-            mean, deviation = _moments(images, self.scale)
         if self.layout == "hwc":
             images = images.movedim(-1, 1)
         elif not images.is_contiguous(memory_format=torch.channels_last):
@@ -111,6 +109,7 @@ class ImageConvolution(nn.Conv2d):
         images = images.to(dtype)
         if not self.standardized:
             return F.conv2d(images, kernel, self.bias, self.stride, self.padding)
+        mean, deviation = _moments(images, self.scale)
         # A convolution is linear: standardising its output is the same as standardising the image,
         # and touches a tenth of the numbers.
         ones = images.new_ones((1, *images.shape[1:]))
@@ -500,7 +499,7 @@ def _image_shape(
 
 def _moments(images: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Mean of each image [N, ...], and deviation times `scale`, both [N, 1, 1, 1]."""
-    flat = images.flatten(1).float()
+    flat = _flatten(images).float()  # a view, where images lie channels-last
     # Two sums; torch's own variance, which is made for harder cases, takes several times as long.
     mean = flat.mean(1)
     variance = torch.linalg.vecdot(flat, flat) / flat.shape[1] - mean.square()

@@ -101,7 +101,9 @@ class RunConfig:
     environment_threads: int = 0
     """Threads of a native vector environment; 0 shares this machine's cores. Changes no bits."""
     role_timeout_seconds: float = 120.0
-    """A role that shows no sign of life for so long is named and the run stopped."""
+    """A role that shows no sign of life for so long is taken to hang, and killed."""
+    max_restarts: int = 10
+    """Killed or hung actors and workers that are replaced before one of them ends the run."""
 
     # Model
 
@@ -426,6 +428,7 @@ _RANGES: Mapping[str, _Range] = types.MappingProxyType(
         "learner_threads": _AT_LEAST_ONE,
         "environment_threads": _AT_LEAST_ZERO,
         "role_timeout_seconds": _ABOVE_ZERO,
+        "max_restarts": _AT_LEAST_ZERO,
         "core_size": _AT_LEAST_ONE,
         "unroll_length": _AT_LEAST_ONE,
         "discount": _FRACTION,

@@ -443,7 +443,7 @@ def _newest_state(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _make_runtime(config: RunConfig) -> Runtime:
     if config.runtime == "inline":
         return InlineRuntime()
-    return ProcessRuntime(config.role_timeout_seconds)
+    return ProcessRuntime(config.role_timeout_seconds, max_restarts=config.max_restarts)
 
 
 def _largest_entropy(spec: EnvironmentSpec) -> float | None:

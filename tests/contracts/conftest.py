@@ -16,7 +16,7 @@ RUNTIMES: dict[str, Callable[[], Runtime]] = {
     "processes": ProcessRuntime,
 }
 CAN_DIE: dict[str, Callable[[], Runtime]] = {
-    "processes": lambda: ProcessRuntime(role_timeout_seconds=5.0),
+    "processes": lambda: ProcessRuntime(role_timeout_seconds=5.0, max_restarts=2),
 }
 """Runtimes whose roles can be killed or hang apart from the parent; `inline` has no such roles."""
 

@@ -301,3 +301,18 @@ def push_and_die(context: RoleContext, pushes: int, worker: SharedModelWorker) -
     if lock is not None:
         lock.hold(lambda: False).__enter__()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def produce_and_die(
+    context: RoleContext, folder: str, deaths: int, how: str, number: int, writer: TrajectoryWriter
+) -> int:
+    """Die so often, each time with a slot in hand; the one that lives puts so many trajectories."""
+    context.report({"kind": "alive"})
+    died = len(os.listdir(folder))
+    if died < deaths:
+        writer._take_slot()  # type: ignore[attr-defined]
+        open(os.path.join(folder, str(died)), "w").close()
+        if how == "hang":
+            time.sleep(600)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return produce(context, 0, number, writer)

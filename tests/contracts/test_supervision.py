@@ -163,3 +163,54 @@ def test_children_end_soon_after_the_parent_is_killed(tmp_path: Path) -> None:
         assert not alive
     after = set(shared.iterdir()) if shared.is_dir() else set()
     assert not after - before
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "hang"])
+def test_b72_a_dead_or_hung_actor_is_replaced_and_told(
+    mortal_runtime: Runtime, tmp_path: Path, how: str
+) -> None:
+    """A worker dies and the master waits; slots that it held are not lost.
+
+    Source: openai/gym#3281; ray-project/ray#6862.
+    """
+    queue = mortal_runtime.trajectory_queue(roles.SPEC, 1, order="actor", capacity=1)
+    mortal_runtime.start("learner-0", roles.consume, 1, 10, queue.reader())
+    mortal_runtime.start(
+        "actor-0",
+        roles.produce_and_die,
+        str(tmp_path),
+        1 if how == "hang" else 2,
+        how,
+        10,
+        queue.writer(0),
+        replaceable=True,
+    )
+    told: list[str] = []
+
+    def watch(role: str, record: dict[str, object]) -> None:
+        if record.get("event") == "replaced":
+            told.append(str(record["message"]))
+
+    results = mortal_runtime.supervise(watch)
+    assert results["learner-0"] == [[float(index)] * 2 for index in range(10)]
+    said = "no sign of life" if how == "hang" else "killed by SIGKILL"
+    assert told
+    assert all("actor-0 failed" in line and said in line and "pid" in line for line in told)
+
+
+def test_replacements_have_an_end(mortal_runtime: Runtime, tmp_path: Path) -> None:
+    queue = mortal_runtime.trajectory_queue(roles.SPEC, 1, order="actor")
+    mortal_runtime.start("learner-0", roles.consume, 1, 10, queue.reader())
+    mortal_runtime.start(
+        "actor-0",
+        roles.produce_and_die,
+        str(tmp_path),
+        99,
+        "SIGKILL",
+        10,
+        queue.writer(0),
+        replaceable=True,
+    )
+    with pytest.raises(RoleFailed, match="after 2 replacements in this run") as caught:
+        mortal_runtime.supervise(lambda role, record: None)
+    assert caught.value.results["learner-0"] == []

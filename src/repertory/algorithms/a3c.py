@@ -87,6 +87,7 @@ def train(config: A3CConfig, environment: EnvironmentSpec, runtime: Runtime) -> 
             environment,
             shared.worker(index),
             threads=config.learner_threads,
+            replaceable=True,
         )
 
 

@@ -120,6 +120,7 @@ def start_trajectory(
                 trajectories.writer(lane),
                 parameters.reader(actor),
                 threads=config.actor_threads,
+                replaceable=True,
             )
 
 

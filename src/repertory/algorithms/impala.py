@@ -139,6 +139,7 @@ def train(config: IMPALAConfig, environment: EnvironmentSpec, runtime: Runtime) 
                 trajectories.writer(lane),
                 parameters.reader(actor),
                 threads=config.actor_threads,
+                replaceable=True,
             )
 
 

@@ -270,8 +270,24 @@ class Runtime(Protocol):
         """
         ...
 
-    def start(self, name: str, role: Role, *arguments: Any, threads: int = 1) -> None:
-        """Have a role run, with that many torch threads, once `supervise` is called or before."""
+    def start(
+        self,
+        name: str,
+        role: Role,
+        *arguments: Any,
+        threads: int = 1,
+        replaceable: bool = False,
+    ) -> None:
+        """Have a role run, once `supervise` is called or before.
+
+        Args:
+            name: Unique in the run.
+            role: Called with a context and the arguments.
+            arguments: Plain values, and ends of what roles share.
+            threads: Of torch, in this role.
+            replaceable: Whether, if it is killed or hangs, another one may begin in its place. What
+                a role raises ends the run in any case.
+        """
         ...
 
     def supervise(self, on_record: Callable[[str, Record], None]) -> dict[str, Any]:

@@ -382,7 +382,14 @@ class InlineRuntime:
             ),
         )
 
-    def start(self, name: str, role: Role, *arguments: Any, threads: int = 1) -> None:
+    def start(
+        self,
+        name: str,
+        role: Role,
+        *arguments: Any,
+        threads: int = 1,
+        replaceable: bool = False,
+    ) -> None:
         """See `Runtime`. The role begins when `supervise` is called."""
         context = _Context(self, name)
         self._baton.roles.append(_Thread(name, lambda: role(context, *arguments), threads))

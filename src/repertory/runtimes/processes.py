@@ -158,10 +158,16 @@ class _Child:
 
     name: str
     index: int
+    role: Role
+    arguments: tuple[Any, ...]
+    threads: int
+    replaceable: bool
     process: multiprocessing.process.BaseProcess
-    reader: threading.Thread | None = None
-    beats: int = 0
+    reader: threading.Thread
+    first_beats: int
+    beats: int
     silent_seconds: float = 0.0
+    reason: str | None = None
     ended: bool = False
 
 
@@ -169,13 +175,18 @@ class ProcessRuntime:
     """The `Runtime` of one machine; see the module."""
 
     def __init__(
-        self, role_timeout_seconds: float = 120.0, start_seconds: float | None = None
+        self,
+        role_timeout_seconds: float = 120.0,
+        start_seconds: float | None = None,
+        max_restarts: int = 0,
     ) -> None:
         """Nothing is started yet.
 
         Args:
             role_timeout_seconds: A role that gives no sign of life for so long is taken to hang.
             start_seconds: For a role to give its first sign of life; by default ten minutes.
+            max_restarts: How many dead or hung roles are replaced before one ends the run; only
+                those that were started as replaceable.
         """
         self._control = _Control()
         self._timeout = role_timeout_seconds
@@ -185,10 +196,14 @@ class ProcessRuntime:
         self._channels: list[Channel] = []
         self._locks: list[FileLock] = []
         self._children: list[_Child] = []
-        self._inbox: queue.SimpleQueue[tuple[_Child, str, Any]] = queue.SimpleQueue()
+        self._names: list[str] = []
+        self._inbox: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
         self._results: dict[str, Any] = {}
         self._failure: RoleFailed | None = None
         self._looked = time.monotonic()
+        self._max_restarts = max_restarts
+        self._restarts = 0
+        self._restarts = 0
 
     def trajectory_queue(
         self, spec: TrajectorySpec, num_actors: int, *, order: Order, capacity: int = 2
@@ -228,10 +243,30 @@ class ProcessRuntime:
             place=Tensor.share_memory_,
         )
 
-    def start(self, name: str, role: Role, *arguments: Any, threads: int = 1) -> None:
+    def start(
+        self,
+        name: str,
+        role: Role,
+        *arguments: Any,
+        threads: int = 1,
+        replaceable: bool = False,
+    ) -> None:
         """See `Runtime`. The process starts at once."""
-        spawn = multiprocessing.get_context("spawn")
         index = len(self._children)
+        self._names.append(name)
+        self._children.append(self._launch(name, index, role, arguments, threads, replaceable))
+
+    def _launch(
+        self,
+        name: str,
+        index: int,
+        role: Role,
+        arguments: tuple[Any, ...],
+        threads: int,
+        replaceable: bool,
+    ) -> _Child:
+        """Start a role's process, and a thread that listens to it."""
+        spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe(duplex=False)
         process = spawn.Process(
             target=_run_role,
@@ -242,10 +277,12 @@ class ProcessRuntime:
         with deaf_to_signals():
             process.start()
         theirs.close()
-        child = _Child(name, index, process)
-        child.reader = threading.Thread(target=self._listen, args=(child, ours), daemon=True)
-        child.reader.start()
-        self._children.append(child)
+        reader = threading.Thread(target=self._listen, args=(index, ours), daemon=True)
+        beats = self._control.beats(index)
+        reader.start()
+        return _Child(
+            name, index, role, arguments, threads, replaceable, process, reader, beats, beats
+        )
 
     def supervise(self, on_record: Callable[[str, Record], None]) -> dict[str, Any]:
         """See `Runtime`."""
@@ -279,8 +316,7 @@ class ProcessRuntime:
             if child.process.is_alive():
                 child.process.kill()
             child.process.join()
-            if child.reader is not None:
-                child.reader.join(1.0)
+            child.reader.join(1.0)
             child.process.close()
         self._children.clear()
         for channel in self._channels:
@@ -290,7 +326,7 @@ class ProcessRuntime:
             lock.close()
         self._locks.clear()
 
-    def _listen(self, child: _Child, pipe: Connection) -> None:
+    def _listen(self, index: int, pipe: Connection) -> None:
         """Pass on what a role sends; a thread a role, so that a stuck one blocks no other."""
         with pipe:
             while True:
@@ -302,24 +338,25 @@ class ProcessRuntime:
                     kind, content = pickle.loads(message)
                 except Exception as error:  # of a class that only the role can import, say
                     kind, content = "error", (f"unreadable message: {error}", "")
-                self._inbox.put((child, kind, content))
-        self._inbox.put((child, "ended", None))
+                self._inbox.put((index, kind, content))
+        self._inbox.put((index, "ended", None))
 
     def _read_messages(self, on_record: Callable[[str, Record], None]) -> None:
         """Handle what has come, waiting a little for the first."""
         with contextlib.suppress(queue.Empty):
-            child, kind, content = self._inbox.get(timeout=_POLL_SECONDS)
+            message = self._inbox.get(timeout=_POLL_SECONDS)
             while True:
-                self._handle(child, kind, content, on_record)
-                child, kind, content = self._inbox.get_nowait()
+                index, kind, content = message
+                self._handle(self._children[index], kind, content, on_record)
+                message = self._inbox.get_nowait()
 
     def _keep_late_results(self, failure: RoleFailed) -> None:
         """What other roles returned when they saw that the run was over."""
         with contextlib.suppress(queue.Empty):
             while True:
-                child, kind, content = self._inbox.get_nowait()
+                index, kind, content = self._inbox.get_nowait()
                 if kind == "result":
-                    self._results[child.name] = content
+                    self._results[self._names[index]] = content
         failure.results = self._results
 
     def _handle(
@@ -334,8 +371,28 @@ class ProcessRuntime:
         elif not child.ended:
             child.ended = True
             child.process.join(_GRACE_SECONDS)
-            if child.name not in self._results:
-                self._fail(child, f"{_how_it_ended(child.process)} (pid {child.process.pid})")
+            if child.name not in self._results and self._failure is None:
+                self._replace_or_fail(child, on_record)
+
+    def _replace_or_fail(self, child: _Child, on_record: Callable[[str, Record], None]) -> None:
+        """A role has ended without a result or an error: killed from outside, or hung."""
+        reason = child.reason or f"{_how_it_ended(child.process)} (pid {child.process.pid})"
+        if not child.replaceable:
+            self._fail(child, reason)
+            return
+        if self._restarts == self._max_restarts:
+            self._fail(child, f"{reason}, after {self._restarts} replacements in this run")
+            return
+        self._restarts += 1
+        message = (
+            f"{child.name} failed: {reason}; it is replaced ({self._restarts} of at most "
+            f"{self._max_restarts} replacements)"
+        )
+        on_record(child.name, {"kind": "event", "event": "replaced", "message": message})
+        child.process.close()
+        self._children[child.index] = self._launch(
+            child.name, child.index, child.role, child.arguments, child.threads, child.replaceable
+        )
 
     def _look_for_the_hung(self) -> None:
         now = time.monotonic()
@@ -346,14 +403,14 @@ class ProcessRuntime:
             beats = self._control.beats(child.index)
             child.silent_seconds = child.silent_seconds + passed if beats == child.beats else 0.0
             child.beats = beats
-            allowed = self._timeout if beats else max(self._timeout, self._start_seconds)
-            if child.silent_seconds > allowed:
-                self._fail(
-                    child,
+            has_begun = beats > child.first_beats
+            allowed = self._timeout if has_begun else max(self._timeout, self._start_seconds)
+            if child.silent_seconds > allowed and child.reason is None:
+                child.reason = (
                     f"no sign of life for {self._timeout:g} s (pid {child.process.pid}); if an "
-                    "unroll or an update may take longer, raise role_timeout_seconds",
+                    "unroll or an update may take longer, raise role_timeout_seconds"
                 )
-                child.process.kill()
+                child.process.kill()  # its end is what is handled
 
     def _fail(self, child: _Child, reason: str, trace: str = "") -> None:
         if self._failure is None:

@@ -116,22 +116,37 @@ class Endpoint:
 
 class _QueueWriter(Endpoint):
     def __init__(
-        self, slots: TrajectorySlots, free: Channel, full: Channel, closed: Tensor
+        self, slots: TrajectorySlots, free: Channel, full: Channel, held: Tensor, closed: Tensor
     ) -> None:
         self._slots = slots
         self._free = free
         self._full = full
+        self._held = held  # [slots]; those that are in this writer's hands, or its predecessor's
         self._closed = closed
 
     def put(self, trajectory: Trajectory) -> bool:
-        if self._closed or not self.context.wait_for([self._free]):
-            return False
-        (slot,) = self._free.receive()
-        if self._closed:
+        slot = self._take_slot()
+        if slot is None or self._closed:
             return False
         self._slots.write(slot, trajectory)
+        # In this order a writer that is killed between the two loses a slot; in the other one its
+        # successor would overwrite what the learner reads.
+        self._held[slot] = False
         self._full.send(slot)
         return True
+
+    def _take_slot(self) -> int | None:
+        """A slot to write to; None once the queue is closed or the run is over."""
+        left_behind = self._held.nonzero()
+        if len(left_behind):
+            return int(left_behind[0])
+        if self._closed or not self.context.wait_for([self._free]):
+            return None
+        (slot,) = self._free.receive()
+        if slot == _CLOSED:
+            return None
+        self._held[slot] = True
+        return slot
 
 
 class _QueueReader(Endpoint):
@@ -216,6 +231,7 @@ class SharedQueue:
         self._full = [Channel(1) for _ in range(num_actors)]
         channels.extend([*self._free, *self._full])
         self._order = order
+        self._held = shared_zeros(num_actors, num_actors * capacity, dtype=torch.bool)
         self._closed = shared_zeros(1, dtype=torch.bool)
         for actor, channel in enumerate(self._free):
             for slot in range(capacity):
@@ -223,7 +239,9 @@ class SharedQueue:
 
     def writer(self, actor: int) -> _QueueWriter:
         """See `TrajectoryQueue`."""
-        return _QueueWriter(self._slots, self._free[actor], self._full[actor], self._closed)
+        return _QueueWriter(
+            self._slots, self._free[actor], self._full[actor], self._held[actor], self._closed
+        )
 
     def reader(self) -> _QueueReader:
         """See `TrajectoryQueue`."""

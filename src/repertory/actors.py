@@ -59,6 +59,7 @@ class Actor:
         self._trajectory.observations[-1].copy_(torch.from_numpy(first))
         self._core_state = self._model.initial_core_state(environment.num_envs)
         self._resets = torch.zeros(environment.num_envs, dtype=torch.bool)
+        self._ticks = 0
 
     @classmethod
     def create(
@@ -103,6 +104,10 @@ class Actor:
 
         Returns:
             The trajectory, in memory that the next unroll overwrites.
+
+        Raises:
+            FloatingPointError: A reward, an observation or the policy is not finite; the message
+                names the column and the tick.
         """
         trajectory = self._trajectory
         trajectory.observations[0].copy_(trajectory.observations[-1])
@@ -113,6 +118,7 @@ class Actor:
         self._resets = torch.zeros_like(self._resets)
         for row in range(trajectory.unroll_length):
             self._tick(trajectory, row)
+        self._ticks += trajectory.unroll_length
         return trajectory
 
     def report(self, context: RoleContext) -> None:
@@ -130,6 +136,7 @@ class Actor:
             actions, log_probs = self._act(trajectory.observations[row])
             trajectory.actions[row].copy_(actions)
             trajectory.behaviour_log_probs[row].copy_(log_probs)
+            self._require_finite("log-probability of the action drawn", log_probs, row)
         with self._stopwatch("environment"):
             tick = self._environment.step(trajectory.actions[row].numpy())
         trajectory.observations[row + 1].copy_(torch.from_numpy(tick.observations))
@@ -139,8 +146,22 @@ class Actor:
         trajectory.valid[row].copy_(torch.from_numpy(tick.valid))
         trajectory.episode_returns[row].copy_(torch.from_numpy(tick.episode_returns))
         trajectory.episode_lengths[row].copy_(torch.from_numpy(tick.episode_lengths))
+        self._require_finite("reward", trajectory.rewards[row], row)
+        if trajectory.observations.is_floating_point():
+            self._require_finite("observation", trajectory.observations[row + 1], row)
         # The observation after a tick that merely reset is the first of an episode.
         self._resets = ~trajectory.valid[row]
+
+    def _require_finite(self, name: str, values: Tensor, row: int) -> None:
+        """Refuse numbers that would make parameters NaN without a word; `values` is [B, ...]."""
+        rows = values.reshape(len(values), -1)
+        finite = torch.isfinite(rows)
+        if not finite.all():
+            column, place = (~finite).nonzero()[0].tolist()
+            raise FloatingPointError(
+                f"{self._environment.spec.name}, column {column}, tick {self._ticks + row} of this "
+                f"actor: the {name} is {rows[column, place].item()}"
+            )
 
     def _act(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         output = self._model(

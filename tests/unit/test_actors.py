@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -180,3 +182,46 @@ def test_b47_observations_keep_their_dtype_and_values() -> None:
         (one,) = play(lambda v=value, s=space: Fixed(v, s), unroll_length=2, unrolls=1)
         assert (one.observations.numpy() == np.asarray(value, space.dtype)).all()
         assert one.observations.numpy().dtype == space.dtype
+
+
+class Bad(Counter):
+    """Counts to 4, and gives one number that is not finite at its third step."""
+
+    def __init__(self, what: str, number: float) -> None:
+        super().__init__(4, "term")
+        self.what, self.number = what, number
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self.steps == 3:
+            reward = self.number if self.what == "reward" else reward
+            if self.what == "observation":
+                observation = np.full_like(observation, self.number)
+        return observation, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("what", ["reward", "observation"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_is_named_where_it_comes_from(what: str, number: float) -> None:
+    with pytest.raises(FloatingPointError, match=rf"column 0, tick 2 .* the {what} is {number}"):
+        play(lambda: Bad(what, number), unroll_length=2, unrolls=3)
+
+
+def test_a_policy_that_is_not_finite_plays_no_action() -> None:
+    class Broken(Spy):
+        def forward(self, *arguments: Any) -> ModelOutput:
+            output = super().forward(*arguments)
+            return output._replace(policy=Categorical(torch.full((1, 1, 2), math.nan)))
+
+    config = EnvironmentConfig(lambda: Counter(3, "term"))
+    spec, model = describe(config), Broken()
+    actor = Actor(
+        make_vector(config, [1]),
+        model,
+        trajectory_spec(spec, model, unroll_length=2, num_columns=1),
+        torch.Generator(),
+        Stopwatch(),
+    )
+    with pytest.raises((FloatingPointError, RuntimeError)):
+        actor.unroll(0)
+    actor.close()

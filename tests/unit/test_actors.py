@@ -200,8 +200,10 @@ class Bad(Counter):
         return observation, reward, terminated, truncated, info
 
 
-@pytest.mark.parametrize("what", ["reward", "observation"])
-@pytest.mark.parametrize("number", [math.nan, math.inf])
+# An observation of infinity has already left its space's bounds, and is refused for that.
+@pytest.mark.parametrize(
+    ("what", "number"), [("reward", math.nan), ("reward", math.inf), ("observation", math.nan)]
+)
 def test_a_number_that_is_not_finite_is_named_where_it_comes_from(what: str, number: float) -> None:
     with pytest.raises(FloatingPointError, match=rf"column 0, tick 2 .* the {what} is {number}"):
         play(lambda: Bad(what, number), unroll_length=2, unrolls=3)

@@ -42,7 +42,7 @@ class Arguments:
 
     env: str = "ALE/Pong-v5"
     """Environment id."""
-    algorithm: Literal["a2c", "batched_a2c"] = "batched_a2c"
+    algorithm: Literal["a2c", "batched_a2c", "a3c", "impala"] = "batched_a2c"
     """Algorithm whose run is measured."""
     protocol: str | None = "dqn"
     """Rules of an Atari game."""
@@ -176,7 +176,8 @@ def measure_limit(config: RunConfig, seconds: float) -> float:
 
 def total_columns(config: RunConfig) -> int:
     """Columns of the whole run."""
-    return config.num_envs * getattr(config, "num_actors", 1)
+    players = (getattr(config, name, 1) for name in ("num_actors", "num_workers"))
+    return config.num_envs * max(players)
 
 
 _barrier: Barrier | None = None

@@ -15,13 +15,13 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from repertory import environments
-from repertory.checkpoints import steps_of
 from repertory.config import RunConfig
 from repertory.environments.base import EnvironmentSpec, VectorEnvironment
 from repertory.models.base import Model
 from repertory.progress import Stopwatch
 from repertory.runtimes.base import RoleContext
 from repertory.seeds import Stream, generator_for, seed_for, seed_global_generators
+from repertory.step_names import steps_of
 from repertory.trajectories import CoreState, Trajectory, TrajectorySpec
 
 _REPORT_SECONDS = 1.0
@@ -75,10 +75,7 @@ class Actor:
         Environments are seeded by actor and column, so games do not depend on who plays them. The
         process's global generators are seeded too, for environments that draw from them.
         """
-        root = config.seed
-        if config.resume_from is not None:
-            # A run that goes on plays other games than those it began with.
-            root = seed_for(root, Stream.RESUMED, steps_of(config.resume_from))
+        root = played_seed(config)
         seed_global_generators(seed_for(root, Stream.GLOBALS, indices[0]))
         seeds = [
             seed
@@ -172,6 +169,13 @@ class Actor:
         self._core_state = output.core_state
         actions = output.policy.sample(self._generator)
         return actions[0], output.policy.log_prob(actions)[0]
+
+
+def played_seed(config: RunConfig) -> int:
+    """Root of the games: a run that goes on plays others than those it began with."""
+    if config.resume_from is None:
+        return config.seed
+    return seed_for(config.seed, Stream.RESUMED, steps_of(config.resume_from))
 
 
 def reset_core_state(model: Model, core_state: CoreState, resets: Tensor) -> CoreState:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from repertory.environments.base import EnvironmentSpec
 from repertory.metrics import versions
+from repertory.step_names import numbered, step_path
 
 FORMAT_VERSION = 1
 """Grows when a file of before could no longer be read as it is."""
@@ -42,7 +43,6 @@ KEYS = (
 )
 """What every checkpoint holds; an algorithm may add keys of its own."""
 
-_STEP_FILE = re.compile(r"step_(\d+)\.pt")
 _POINTERS = ("latest", "best")
 
 
@@ -64,6 +64,7 @@ def make_state(
     config: str,
     spec: EnvironmentSpec,
     progress: Mapping[str, Any] | None = None,
+    scheduled: bool = False,
 ) -> dict[str, Any]:
     """The keys that every checkpoint holds.
 
@@ -76,6 +77,7 @@ def make_state(
         config: The settings as `config.to_yaml` writes them.
         spec: Of the environment that was trained on.
         progress: What the run's curves go on from, as `progress.Progress.state_dict` gives it.
+        scheduled: Whether a run with `exact_resume` may go on from it.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -89,6 +91,7 @@ def make_state(
         "spec": spec_text(spec),
         "versions": versions(),
         "progress": dict(progress or {}),
+        "scheduled": scheduled,
     }
 
 
@@ -226,11 +229,6 @@ def spec_text(spec: EnvironmentSpec) -> str:
     )
 
 
-def step_path(folder: Path, env_steps: int) -> Path:
-    """Where the checkpoint of so many env steps lies in a folder of checkpoints."""
-    return folder / f"step_{env_steps:012d}.pt"
-
-
 def save_step(folder: Path, state: Mapping[str, Any]) -> Path:
     """Save under the name of its env steps, and point `latest` to it.
 
@@ -259,15 +257,9 @@ def prune(folder: Path, keep: int, also: Collection[Path] = ()) -> None:
     spared = {path.name for path in also}
     if best.exists():
         spared.add(best.read_text(encoding="utf-8").strip())
-    for _, path in sorted(_numbered(folder))[:-keep]:
+    for _, path in sorted(numbered(folder))[:-keep]:
         if path.name not in spared:
             path.unlink(missing_ok=True)
-
-
-def steps_of(checkpoint: Path) -> int:
-    """The env steps in a checkpoint's name; 0 if it was given another one."""
-    match = _STEP_FILE.fullmatch(checkpoint.name)
-    return int(match[1]) if match else 0
 
 
 def point(folder: Path, name: str, checkpoint: Path) -> None:
@@ -290,14 +282,16 @@ def latest(run_dir: Path) -> Path:
     Raises:
         CheckpointNotFound: The folder holds none.
     """
-    numbered = _numbered(run_dir / "checkpoints")
-    if not numbered:
+    found = numbered(run_dir / "checkpoints")
+    if not found:
         raise CheckpointNotFound(f"the run {run_dir} holds no checkpoint")
-    return max(numbered)[1]
+    return max(found)[1]
 
 
 def newest_readable(run_dir: Path) -> tuple[Path, dict[str, Any], list[str]]:
     """The newest checkpoint of a run that can be read, its state, and a line for each that cannot.
+
+    A run with `exact_resume` goes on from a scheduled checkpoint only.
 
     Raises:
         CheckpointNotFound: The folder holds none.
@@ -305,12 +299,17 @@ def newest_readable(run_dir: Path) -> tuple[Path, dict[str, Any], list[str]]:
     """
     damaged: list[str] = []
     newest = latest(run_dir)
-    for _, path in sorted(_numbered(newest.parent), reverse=True):
+    for _, path in sorted(numbered(newest.parent), reverse=True):
         try:
-            return path, load(path), damaged
+            state = load(path)
         except CheckpointError as error:
             damaged.append(str(error))
-    raise CheckpointError("; ".join(damaged))
+            continue
+        exact = re.search(r"^exact_resume: true$", state["config"], re.MULTILINE)
+        if not exact or state.get("scheduled"):
+            return path, state, damaged
+    unscheduled = f"the run {run_dir} goes on from scheduled checkpoints only, and has none yet"
+    raise CheckpointError("; ".join(damaged) or unscheduled)
 
 
 def resolve(run_or_checkpoint: Path) -> Path:
@@ -343,15 +342,6 @@ def run_folder_of(checkpoint: Path) -> Path | None:
     folder = checkpoint.parent.parent
     inside = checkpoint.parent.name == "checkpoints"
     return folder if inside and (folder / "config.yaml").is_file() else None
-
-
-def _numbered(folder: Path) -> list[tuple[int, Path]]:
-    """Env steps and path of every checkpoint in a folder that may not exist."""
-    return [
-        (int(match[1]), path)
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if (match := _STEP_FILE.fullmatch(path.name))
-    ]
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

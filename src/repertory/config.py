@@ -33,6 +33,7 @@ import numpy as np
 import yaml
 
 from repertory.environments.base import EnvironmentConfig
+from repertory.step_names import steps_of
 from repertory.synonyms import closest_hint, name_hint
 
 Network = Literal["auto", "mlp", "a3c", "a3c42", "nature", "minatar", "impala"]
@@ -78,6 +79,8 @@ class RunConfig:
     """Minutes between checkpoints; there is one at the end in any case."""
     checkpoint_steps: int | None = None
     """Env steps between checkpoints, beside those by the clock; by default none."""
+    exact_resume: bool = False
+    """Begin all games anew at each checkpoint by env steps, so that a resume is the same run."""
     keep_checkpoints: int = 3
     """How many of the newest checkpoints stay; the best stays too."""
 
@@ -193,8 +196,18 @@ class RunConfig:
         """Whether the roles that learn make every update together."""
         return True
 
+    @property
+    def segment_end(self) -> int:
+        """Env steps at which roles end: the run's, or with `exact_resume` the next checkpoint's."""
+        if not self.exact_resume or self.checkpoint_steps is None:
+            return self.total_steps
+        done = steps_of(self.resume_from) // self.checkpoint_steps
+        return min(self.total_steps, (done + 1) * self.checkpoint_steps)
+
     def conflict(self) -> str | None:
         """What is wrong with settings that are each in their range, on one line."""
+        if self.exact_resume and self.checkpoint_steps is None:
+            return "exact_resume needs checkpoint_steps: it goes on from checkpoints by env steps"
         return None
 
     @property

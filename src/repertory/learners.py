@@ -82,7 +82,7 @@ class Learner:
     @property
     def finished(self) -> bool:
         """Whether all learners together have seen the run's env steps."""
-        return self.env_steps >= self._config.total_steps
+        return self.env_steps >= self._config.segment_end
 
     def update(
         self,

@@ -168,16 +168,11 @@ def _supervised(
     progress: Mapping[str, Any] | None = None,
 ) -> Result:
     """Start the roles, and watch over them to the end."""
-    runtime = _make_runtime(config)
-    try:
-        run = _Run(config, name, spec, folder, runtime, on_record)
-        if event is not None:
-            run.go_on(event, progress or {})
-        with _signals(run):
-            ALGORITHMS[name].train(config, spec, runtime)
-            return run.supervise()
-    finally:
-        runtime.close()
+    run = _Run(config, name, spec, folder, on_record)
+    if event is not None:
+        run.go_on(event, progress or {})
+    with _signals(run):
+        return run.supervise()
 
 
 class _Run:
@@ -189,14 +184,13 @@ class _Run:
         algorithm: str,
         spec: EnvironmentSpec,
         folder: RunFolder,
-        runtime: Runtime,
         callback: Callback | None,
     ) -> None:
         self._config = config
         self._algorithm = algorithm
         self._spec = spec
         self._folder = folder
-        self._runtime = runtime
+        self._runtime: Runtime = _make_runtime(config)
         self._callback = callback
         self._going_on: Record | None = None
         self._sinks: list[Sink] = []
@@ -209,6 +203,7 @@ class _Run:
         self._reason: EndReason = "total_steps"
         self._last: Record = {"env_steps": 0, "episode_return_mean": None}
         self._best = -math.inf
+        self._scheduled: Path | None = config.resume_from
         self._evaluator = Evaluator(config)
         self._due = {"evaluation": math.inf, "checkpoint": math.inf}
         for name in self._due:
@@ -250,11 +245,7 @@ class _Run:
             self._tell(start_record(self._config, self._algorithm, self._spec, self._folder))
             if going_on is not None:
                 self._tell(going_on)
-            results = self._runtime.supervise(self._on_record)
-            self._take_line(self._progress.flush())
-            state = _newest_state(results)
-            assert state is not None, "a role that learns returns its state"
-            checkpoint = self._save(state)
+            state, checkpoint = self._segments()
             self._evaluate_the_last(checkpoint)
             self._tell(
                 {
@@ -272,15 +263,44 @@ class _Run:
                 self._last["episode_return_mean"],
             )
         except RoleFailed as failure:
-            state = _newest_state(failure.results)
-            if state is not None:
-                self._save(state)
+            late = _newest_state(failure.results)
+            if late is not None:
+                self._save(late)
             self._tell({"kind": "event", "event": "failure", "message": str(failure)})
             raise
         finally:
             self._evaluator.close()
             for sink in self._sinks:
                 sink.close()
+
+    def _segments(self) -> tuple[Mapping[str, Any], Path]:
+        """Have roles run until the run is over; its last state, and the checkpoint of it.
+
+        With `exact_resume` they end at each scheduled checkpoint and others begin from it, just as
+        they would if the run had been stopped there. Without, there is one segment.
+        """
+        while True:
+            state = self._segment()
+            over = self._reason != "total_steps"
+            checkpoint = self._save(state, scheduled=not over)
+            if over or state["env_steps"] >= self._config.total_steps:
+                return state, checkpoint
+            self._config = replace(self._config, resume_from=checkpoint)
+            self._runtime = _make_runtime(self._config)
+            if self._reason != "total_steps":  # a signal has come between the two
+                self._runtime.stop()
+
+    def _segment(self) -> Mapping[str, Any]:
+        """Have roles run until they end by themselves; the newest state that they return."""
+        try:
+            ALGORITHMS[self._algorithm].train(self._config, self._spec, self._runtime)
+            results = self._runtime.supervise(self._on_record)
+        finally:
+            self._runtime.close()
+        self._take_line(self._progress.flush())
+        state = _newest_state(results)
+        assert state is not None, "a role that learns returns its state"
+        return state
 
     def _on_record(self, role: str, record: Record) -> None:
         """Take a role's record: windows become lines, seconds are added up, states are saved."""
@@ -355,7 +375,7 @@ class _Run:
         if self._callback is not None and self._callback(record) is False:
             self.stop("callback")
 
-    def _save(self, state: Mapping[str, Any]) -> Path:
+    def _save(self, state: Mapping[str, Any], *, scheduled: bool = False) -> Path:
         """Save a learner's state, as the best too if recent episodes have never been better.
 
         Where an evaluator runs, its games decide what is best.
@@ -371,6 +391,7 @@ class _Run:
                 config=to_yaml(replace(self._config, resume_from=None)),
                 spec=self._spec,
                 progress={"lines": self._progress.state_dict(), "best": self._best},
+                scheduled=scheduled,
             ),
         )
         reached = self._progress.recent_return
@@ -378,9 +399,10 @@ class _Run:
         if not evaluated and reached is not None and reached > self._best:
             self._best = reached
             checkpoints.point(self._folder.checkpoints, "best", path)
-        checkpoints.prune(
-            self._folder.checkpoints, self._config.keep_checkpoints, self._evaluator.waiting
-        )
+        if scheduled:
+            self._scheduled = path
+        needed = [*self._evaluator.waiting, *filter(None, [self._scheduled])]
+        checkpoints.prune(self._folder.checkpoints, self._config.keep_checkpoints, needed)
         return path
 
 

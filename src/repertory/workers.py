@@ -90,7 +90,7 @@ class Worker:
     @property
     def finished(self) -> bool:
         """Whether all workers together have learned from the run's env steps."""
-        return self.env_steps >= self._config.total_steps
+        return self.env_steps >= self._config.segment_end
 
     def pull(self) -> bool:
         """Move the copy to, or towards, the shared parameters; False when asked to stop."""

@@ -65,6 +65,12 @@ class A3CConfig(RunConfig):
         """Whether the roles that learn make every update together."""
         return False
 
+    def conflict(self) -> str | None:
+        """What is wrong with settings that are each in their range, on one line."""
+        if self.exact_resume and self.runtime != "inline":
+            return "exact_resume needs runtime=inline: workers that wait for nobody never repeat"
+        return super().conflict()
+
 
 def train(config: A3CConfig, environment: EnvironmentSpec, runtime: Runtime) -> None:
     """Start the workers around one set of shared parameters."""

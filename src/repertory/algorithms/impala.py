@@ -22,7 +22,7 @@ from itertools import count
 from typing import Any, Literal
 
 from repertory import models
-from repertory.actors import Actor, trajectory_spec
+from repertory.actors import Actor, played_seed, trajectory_spec
 from repertory.config import RunConfig
 from repertory.environments.base import EnvironmentSpec
 from repertory.learners import Learner
@@ -97,7 +97,9 @@ class IMPALAConfig(RunConfig):
             return "schedule=fixed takes one trajectory of each actor: leave batch_trajectories out"
         if self.surrogate == "clip" and self.advantage_clip is not None:
             return "advantage_clip has no meaning with surrogate=clip, whose ratio is the weight"
-        return None
+        if self.exact_resume and self.schedule != "fixed":
+            return "exact_resume needs schedule=fixed: what comes first is never the same twice"
+        return super().conflict()
 
 
 def train(config: IMPALAConfig, environment: EnvironmentSpec, runtime: Runtime) -> None:
@@ -273,7 +275,7 @@ def make_replay(
         ),
         config.replay_capacity,
         config.replay_max_bytes,
-        generator_for(config.seed, Stream.REPLAY, rank),
+        generator_for(played_seed(config), Stream.REPLAY, rank),
     )
     message = f"replay of learner {rank}: {replay.capacity:,} trajectories, {replay.nbytes:,} bytes"
     context.report({"kind": "event", "event": "replay", "message": f"{message} when full"})

@@ -347,7 +347,7 @@ class ProcessRuntime:
             if child.silent_seconds > allowed:
                 self._fail(
                     child,
-                    f"no sign of life for {self._timeout:g} s (pid {child.process.pid}); if an "
+                    f"no sign of life for {allowed:g} s (pid {child.process.pid}); if an "
                     "unroll or an update may take longer, raise role_timeout_seconds",
                 )
                 child.process.kill()

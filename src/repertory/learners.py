@@ -50,6 +50,7 @@ class Learner:
         self.model = model
         self.rank = rank
         self.version = 0
+        self.updates = 0
         self.env_steps = 0
         self._config = config
         self._group = group
@@ -132,17 +133,19 @@ class Learner:
         if counts is None:
             return False
         if num_fresh:
-            lag = policy_lag(self.version, batch.policy_version[:num_fresh])
+            learned = batch.valid[:, :num_fresh].any(0)
+            lag = policy_lag(self.version, batch.policy_version[:num_fresh][learned])
             self.window.add_played(batch, lag)
         if counts[0] == 0:
             return True
         with self._stopwatch("learning"):
             objective.reduce(counts[0])
-            norm = objective.clip(losses, self.version)
+            norm = objective.clip(losses, self.updates)
             for group in self._optimizer.param_groups:
                 group["lr"] = schedule.learning_rate
             self._optimizer.step()
         self.window.add(losses, norm, schedule)
+        self.updates += 1
         self.version += num_fresh > 0
         self.env_steps += counts[1]
         return True
@@ -167,7 +170,8 @@ class Learner:
         load_model_state(self.model, state["model"])
         prepare_state(self._optimizer)
         load_in_place(self._optimizer, state["optimizer"])
-        self.env_steps, self.version = state["env_steps"], state["updates"]
+        self.env_steps, self.updates = state["env_steps"], state["updates"]
+        self.version = self.updates
         self._account.go_on(self.env_steps)
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,5 +180,5 @@ class Learner:
             "model": model_state(self.model),
             "optimizer": self._optimizer.state_dict(),
             "env_steps": self.env_steps,
-            "updates": self.version,
+            "updates": self.updates,
         }

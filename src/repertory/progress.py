@@ -87,7 +87,8 @@ class Window:
 
         Args:
             batch: As it was played; drawn trajectories hold no episodes.
-            lag: [fresh columns] int64; updates since each was played. None for what was dropped.
+            lag: [columns] int64; updates since each was played, of the fresh ones that were learned
+                from. None for what was dropped.
         """
         if lag is not None:
             self.lags.update(lag.tolist())

@@ -20,6 +20,24 @@ CAN_DIE: dict[str, Callable[[], Runtime]] = {
 }
 """Runtimes whose roles can be killed or hang apart from the parent; `inline` has no such roles."""
 
+PATIENCE_SECONDS = 6.0
+
+
+def _impatient() -> Runtime:
+    """Processes that wait for one another no longer than that.
+
+    By itself the patience is as long as the others may take to start, and a start takes as long as
+    the machine is busy: neither is what a test can wait for.
+    """
+    made = ProcessRuntime(role_timeout_seconds=5.0)
+    made._patience = PATIENCE_SECONDS
+    return made
+
+
+CAN_WAIT: dict[str, Callable[[], Runtime]] = {"processes": _impatient}
+"""Runtimes whose roles wait for each other, with little patience; `inline` sees at once that no
+role can proceed."""
+
 
 @pytest.fixture(params=list(RUNTIMES))
 def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
@@ -31,6 +49,12 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
 def mortal_runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
     """A fresh runtime of each kind whose roles can die alone."""
     yield from _fresh(CAN_DIE[request.param])
+
+
+@pytest.fixture(params=list(CAN_WAIT))
+def impatient_runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    """A fresh runtime of each kind whose roles wait for `PATIENCE_SECONDS` at most."""
+    yield from _fresh(CAN_WAIT[request.param])
 
 
 def _fresh(make: Callable[[], Runtime]) -> Iterator[Runtime]:

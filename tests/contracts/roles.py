@@ -191,6 +191,27 @@ def add_up(
     return results
 
 
+def sum_and_leave(context: RoleContext, batches: int, member: GroupMember) -> int:
+    """Sum once a batch, and leave after the last; how many sums there were."""
+    made = 0
+    while made < batches and member.sum(torch.ones(3), 1) is not None:
+        made += 1
+    member.leave()
+    member.leave()
+    return made
+
+
+def take_and_sum(
+    context: RoleContext, batches: int, reader: TrajectoryReader, member: GroupMember
+) -> int:
+    """Sum once for each batch that comes, as a learner does; how many sums there were."""
+    for number in range(batches):
+        context.report({"kind": "waiting", "batch": number})
+        if reader.take(1) is None or member.sum(torch.ones(3), 1) is None:
+            return number
+    return batches
+
+
 def add_up_doubles(context: RoleContext, rank: int, member: GroupMember) -> list[float]:
     """Sum float64 numbers that float32 cannot hold."""
     vector = torch.tensor([1.0 + 1e-12 * (rank + 1), 3e9], dtype=torch.float64)
@@ -218,6 +239,14 @@ def threads_here(context: RoleContext) -> int:
     """How many torch threads this role has."""
     _ = torch.randn(200, 200) @ torch.randn(200, 200)
     return torch.get_num_threads()
+
+
+def only_be_there(context: RoleContext, seconds: float) -> None:
+    """Give signs of life for so long, and nothing else."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        context.report({"kind": "alive"})
+        time.sleep(0.2)
 
 
 def raise_after(context: RoleContext, seconds: float, message: str) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from repertory.runtimes.base import RoleFailed, Runtime
+from repertory.runtimes.processes import ProcessRuntime
 from tests.contracts import roles
 from tests.contracts.conftest import RUNTIMES
 from tests.leftovers import Leftovers
@@ -106,6 +107,14 @@ def test_b72_a_slow_start_is_no_failure(mortal_runtime: Runtime) -> None:
     """A slow constructor was taken for a dead worker; source: alex-petrenko/sample-factory#137."""
     mortal_runtime.start("actor-0", roles.start_slowly, 6.0)
     assert mortal_runtime.supervise(lambda role, record: None) == {"actor-0": "started"}
+
+
+def test_b72_a_role_that_never_starts_is_named_with_the_time_it_had() -> None:
+    """A start is given longer than a silence; source: alex-petrenko/sample-factory#137."""
+    runtime = ProcessRuntime(role_timeout_seconds=0.2, start_seconds=0.5)
+    runtime.start("actor-0", roles.start_slowly, 60.0)
+    with pytest.raises(RoleFailed, match=r"actor-0 failed: no sign of life for 0\.5 s"):
+        runtime.supervise(lambda role, record: None)
 
 
 def test_waiting_is_a_sign_of_life(mortal_runtime: Runtime) -> None:

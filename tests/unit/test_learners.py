@@ -14,10 +14,10 @@ from repertory.actors import Actor
 from repertory.algorithms.a2c import A2CConfig, targets
 from repertory.environments import describe
 from repertory.learners import Learner
-from repertory.metrics import Record
 from repertory.progress import Stopwatch
 from repertory.runtimes.inline import InlineRuntime
 from repertory.trajectories import Trajectory, split, stack
+from tests.alone import Alone, Line
 from tests.probes import Counter
 
 CONFIG = A2CConfig(
@@ -31,31 +31,6 @@ CONFIG = A2CConfig(
     hidden_sizes=(8,),
     total_steps=1000,
 )
-
-
-class Alone:
-    """A group of one."""
-
-    def sum(self, vector: torch.Tensor, *counts: int) -> tuple[int, ...]:
-        return counts
-
-    def leave(self) -> None:
-        """Nobody is left behind."""
-
-
-class Line:
-    """A role's line to nobody; keeps the records."""
-
-    name = "learner-0"
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    def report(self, record: Record) -> None:
-        self.records.append(record)
-
-    def offer_state(self, collect: Any) -> None:
-        """Nobody asks."""
 
 
 def make(config: A2CConfig = CONFIG, group: Any = None) -> Learner:

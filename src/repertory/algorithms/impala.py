@@ -41,7 +41,7 @@ from repertory.runtimes.base import (
 )
 from repertory.seeds import Stream, generator_for
 from repertory.targets import Targets, vtrace
-from repertory.trajectories import Trajectory, stack
+from repertory.trajectories import Trajectory, split, stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +222,7 @@ def learn_from(
     batch = fresh
     if replay is not None:
         batch = with_drawn(fresh, replay, config, learner)
-        replay.add(fresh)
+        keep(fresh, replay)
     for index in range(config.passes):
         going_on = learner.update(
             batch,
@@ -259,6 +259,13 @@ def with_drawn(
     return stack([fresh, drawn])
 
 
+def keep(fresh: Trajectory, replay: Replay) -> None:
+    """Add the fresh columns to replay, without those that were dropped."""
+    for column in split(fresh, [1] * fresh.num_columns):
+        if column.valid.any():
+            replay.add(column)
+
+
 def make_replay(
     context: RoleContext,
     rank: int,
@@ -293,10 +300,11 @@ def targets(
         rho_clip=config.rho_clip,
         trace_clip=config.trace_clip,
     )
-    spread = importance_spread(moments)
-    observe("rho_clipped_share", spread.above_rho_clip)
-    observe("trace_clipped_share", spread.above_trace_clip)
-    observe("effective_sample_share", spread.effective_sample_share)
+    if moments[0]:  # where all was dropped there is nothing to tell
+        spread = importance_spread(moments)
+        observe("rho_clipped_share", spread.above_rho_clip)
+        observe("trace_clipped_share", spread.above_trace_clip)
+        observe("effective_sample_share", spread.effective_sample_share)
     return vtrace(
         estimates.values,
         estimates.rewards,

@@ -407,7 +407,7 @@ class ProcessRuntime:
             allowed = self._timeout if has_begun else max(self._timeout, self._start_seconds)
             if child.silent_seconds > allowed and child.reason is None:
                 child.reason = (
-                    f"no sign of life for {self._timeout:g} s (pid {child.process.pid}); if an "
+                    f"no sign of life for {allowed:g} s (pid {child.process.pid}); if an "
                     "unroll or an update may take longer, raise role_timeout_seconds"
                 )
                 child.process.kill()  # its end is what is handled

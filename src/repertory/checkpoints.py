@@ -267,10 +267,16 @@ def point(folder: Path, name: str, checkpoint: Path) -> None:
 
     A pointer is a small text file with the checkpoint's name: a symbolic link needs rights on
     Windows and does not survive many archives, and a copy would cost the file's size again.
+
+    Raises:
+        CheckpointError: It cannot be written.
     """
     temporary = folder / f".{name}.{os.getpid()}.tmp"
-    temporary.write_text(checkpoint.name + "\n", encoding="utf-8")
-    os.replace(temporary, folder / name)
+    try:
+        temporary.write_text(checkpoint.name + "\n", encoding="utf-8")
+        os.replace(temporary, folder / name)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {folder / name}: {error.strerror}") from error
 
 
 def latest(run_dir: Path) -> Path:

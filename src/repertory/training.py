@@ -312,13 +312,7 @@ class _Run:
             case "event":
                 self._tell(record)
             case "state":
-                checkpoint = self._save(record["state"])
-                env_steps = record["state"]["env_steps"]
-                if env_steps >= self._due["checkpoint"]:
-                    self._due_after("checkpoint", env_steps)
-                if env_steps >= self._due["evaluation"] and not self._evaluator.busy:
-                    self._due_after("evaluation", env_steps)
-                    self._evaluator.submit(checkpoint)
+                self._take_state(record["state"])
             case "window":
                 self._take_line(self._progress.add_window(record))
                 due = math.inf if self._evaluator.busy else self._due["evaluation"]
@@ -326,6 +320,24 @@ class _Run:
                     self._runtime.collect_state()
         self._look_at_the_clock()
         self._take_evaluations()
+
+    def _take_state(self, state: Mapping[str, Any]) -> None:
+        """Save a state on the way, and have it evaluated if that is due.
+
+        A full disk or a lost folder is told, and the run goes on: it may be there again next time.
+        """
+        env_steps = state["env_steps"]
+        if env_steps >= self._due["checkpoint"]:
+            self._due_after("checkpoint", env_steps)
+        try:
+            checkpoint = self._save(state)
+        except checkpoints.CheckpointError as error:
+            message = f"no checkpoint after {env_steps:,} env steps: {error}; the run goes on"
+            self._tell({"kind": "event", "event": "checkpoint_failed", "message": message})
+            return
+        if env_steps >= self._due["evaluation"] and not self._evaluator.busy:
+            self._due_after("evaluation", env_steps)
+            self._evaluator.submit(checkpoint)
 
     def _due_after(self, name: str, env_steps: int) -> None:
         """Have the next one made at the next multiple of its interval, if it has one."""

@@ -224,3 +224,28 @@ def test_wrong_use_is_one_line_and_code_2(
 ) -> None:
     assert main(["resume", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+    """A folder that vanishes for a while."""
+    run_dir = tmp_path / "run"
+    moved: list[bool] = []
+
+    def take_away_and_bring_back(record: dict[str, Any]) -> None:
+        steps = record.get("env_steps", 0)
+        if record["kind"] == "progress" and steps > 500 and not moved:
+            (run_dir / "checkpoints").rename(run_dir / "elsewhere")
+            moved.append(True)
+        if record["kind"] == "progress" and steps > 2500 and len(moved) == 1:
+            (run_dir / "elsewhere").rename(run_dir / "checkpoints")
+            moved.append(True)
+
+    result = train(
+        A2CConfig(**SETTINGS, checkpoint_steps=400, run_dir=run_dir),
+        on_record=take_away_and_bring_back,
+    )
+    assert result.reason == "total_steps"
+    failed = [r for r in lines(run_dir, "event") if r["event"] == "checkpoint_failed"]
+    assert 2 <= len(failed) <= 6
+    assert "cannot write" in failed[0]["message"]
+    assert load(result.checkpoint)["env_steps"] >= 4000

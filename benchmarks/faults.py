@@ -1,0 +1,276 @@
+"""Faults drawn at random against real runs, and what came of each.
+
+Every case is a run of `repertory train` in processes of its own. Once it has a checkpoint,
+something is done to it; then it either goes on to its end by itself (survived), or ends, and
+`repertory resume` brings it to its end (recovered). Anything else is a failure, and so is whatever
+is left behind.
+
+    python benchmarks/faults.py --count 40 --seed 1
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import tyro
+
+from repertory.metrics import git_state, machine, versions
+
+START_SECONDS = 120.0
+END_SECONDS = 150.0
+PROGRAM = [sys.executable, "-m", "repertory"]
+ARRANGEMENTS = {
+    "a2c": "a2c --num-envs 4",
+    "batched_a2c-step": "batched_a2c --num-actors 2 --num-learners 2 --num-envs 2",
+    "batched_a2c-trajectory": "batched_a2c --num-actors 2 --sync trajectory --num-envs 2",
+    "a3c": "a3c --num-workers 2 --num-envs 2",
+    "a3c-lock": "a3c --num-workers 2 --num-envs 2 --lock",
+    "impala": "impala --num-actors 2 --num-envs 2",
+    "impala-two-learners": "impala --num-actors 2 --num-learners 2 --num-envs 2",
+}
+ENVIRONMENTS = {
+    "CartPole-v1": "--env CartPole-v1 --total-steps 30000 --checkpoint-steps 3000",
+    "ALE/Pong-v5": "--env ALE/Pong-v5 --total-steps 6000 --checkpoint-steps 1000 --network a3c",
+}
+
+
+@dataclass
+class Arguments:
+    """What to draw."""
+
+    count: int = 40
+    """Cases."""
+    seed: int = 1
+    """Of the draws."""
+    atari_share: float = 0.25
+    """Share of the cases that play an Atari game."""
+    output: Path = Path(__file__).parent / "results" / "faults.json"
+    """JSON file."""
+
+
+@dataclass
+class Case:
+    """One run, what was done to it, and what came of it.
+
+    Attributes:
+        arrangement: Algorithm and its roles.
+        env: Environment id.
+        fault: What was done.
+        outcome: `survived`, `recovered` or `failed`.
+        exit_code: Of the run to which it was done.
+        seconds_to_end: From the fault to the end of that run.
+        lost_steps: Env steps between the last line of metrics and the checkpoint gone on from.
+        leftovers: What was still there five seconds after the end.
+        message: The last line of stderr.
+    """
+
+    arrangement: str
+    env: str
+    fault: str
+    outcome: str = "failed"
+    exit_code: int | None = None
+    seconds_to_end: float = 0.0
+    lost_steps: int = 0
+    leftovers: list[str] | None = None
+    message: str = ""
+
+
+def roles_of(run: psutil.Process) -> list[psutil.Process]:
+    """The processes of a run's roles; not multiprocessing's own helper."""
+    children = run.children(recursive=True)
+    return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+
+
+def kill_a_role(run: psutil.Process, folder: Path, draw: random.Random) -> None:
+    """SIGKILL to one of the run's processes but the parent."""
+    draw.choice(roles_of(run)).send_signal(signal.SIGKILL)
+
+
+def stop_a_role(run: psutil.Process, folder: Path, draw: random.Random) -> None:
+    """SIGSTOP to one of them: it is there and does nothing."""
+    draw.choice(roles_of(run)).send_signal(signal.SIGSTOP)
+
+
+def kill_the_parent(run: psutil.Process, folder: Path, draw: random.Random) -> None:
+    """SIGKILL to the process that watches over the others."""
+    run.send_signal(signal.SIGKILL)
+
+
+def interrupt(run: psutil.Process, folder: Path, draw: random.Random) -> None:
+    """SIGINT to the whole group, as Ctrl-C does."""
+    os.killpg(run.pid, signal.SIGINT)
+
+
+def terminate_twice(run: psutil.Process, folder: Path, draw: random.Random) -> None:
+    """SIGTERM, and again a moment later."""
+    run.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    if run.is_running():
+        run.send_signal(signal.SIGTERM)
+
+
+def cut_the_newest_checkpoint(run: psutil.Process, folder: Path, draw: random.Random) -> None:
+    """SIGKILL to the parent, and half of its newest checkpoint is gone."""
+    run.send_signal(signal.SIGKILL)
+    run.wait(10)
+    newest = max(folder.glob("checkpoints/step_*.pt"))
+    content = newest.read_bytes()
+    newest.write_bytes(content[: len(content) // 2])
+
+
+def take_the_folder_away(run: psutil.Process, folder: Path, draw: random.Random) -> None:
+    """Nobody may write into the folder of checkpoints for a while."""
+    checkpoints = folder / "checkpoints"
+    checkpoints.rename(folder / "elsewhere")
+    time.sleep(1.0)
+    if not checkpoints.exists():
+        (folder / "elsewhere").rename(checkpoints)
+
+
+FAULTS: dict[str, Callable[[psutil.Process, Path, random.Random], None]] = {
+    "role killed": kill_a_role,
+    "role stopped": stop_a_role,
+    "parent killed": kill_the_parent,
+    "interrupted": interrupt,
+    "terminated twice": terminate_twice,
+    "checkpoint cut": cut_the_newest_checkpoint,
+    "folder away": take_the_folder_away,
+}
+
+
+def main() -> None:
+    """Draw the cases, one after another, and write down what came of them."""
+    arguments = tyro.cli(Arguments, description=__doc__)
+    draw = random.Random(arguments.seed)
+    cases = []
+    for number in range(arguments.count):
+        atari = draw.random() < arguments.atari_share
+        case = Case(
+            draw.choice(list(ARRANGEMENTS)),
+            "ALE/Pong-v5" if atari else "CartPole-v1",
+            draw.choice(list(FAULTS)),
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                play(case, Path(folder) / "run", draw)
+            except Exception as error:
+                case.message = f"{type(error).__name__}: {error}"
+        cases.append(case)
+        sys.stdout.write(f"{number + 1}: {case}\n")
+        sys.stdout.flush()
+        write(arguments, cases)
+
+
+def play(case: Case, folder: Path, draw: random.Random) -> None:
+    """Start a run, do it, wait for its end, go on with it if that is needed, and look around."""
+    words = f"train {ARRANGEMENTS[case.arrangement]} {ENVIRONMENTS[case.env]}"
+    words += f" --role-timeout-seconds 10 --run-dir {folder}"
+    shared_before = shared_files()
+    with (folder.parent / "stderr").open("w") as stderr:
+        process = subprocess.Popen(
+            [*PROGRAM, *words.split()],
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+    run = psutil.Process(process.pid)
+    wait_until(lambda: bool(list(folder.glob("checkpoints/step_*.pt"))), START_SECONDS)
+    roles = roles_of(run)
+    time.sleep(draw.random())
+    begun = time.monotonic()
+    FAULTS[case.fault](run, folder, draw)
+    case.exit_code = process.wait(END_SECONDS)
+    case.seconds_to_end = round(time.monotonic() - begun, 1)
+    lines = (folder.parent / "stderr").read_text().splitlines()
+    case.message = lines[-1] if lines else ""
+    if case.exit_code == 0:
+        case.outcome = "survived"
+    else:
+        told = last_env_steps(folder)
+        subprocess.run(
+            [*PROGRAM, "resume", str(folder)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=True,
+            timeout=END_SECONDS,
+        )
+        case.outcome = "recovered"
+        case.lost_steps = max(0, told - went_on_from(folder))
+    deadline = time.monotonic() + 5.0
+    while left := leftovers(roles, shared_before):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    case.leftovers = left
+
+
+def leftovers(roles: list[psutil.Process], shared_before: set[str]) -> list[str]:
+    """Processes of the run and files in shared memory that are still there."""
+    alive = [f"process {role.pid}" for role in roles if role.is_running()]
+    return alive + sorted(shared_files() - shared_before)
+
+
+def shared_files() -> set[str]:
+    """Names in the folder of shared memory, where the system has one."""
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def last_env_steps(folder: Path) -> int:
+    """Env steps of the last whole line of metrics."""
+    steps = 0
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        try:
+            steps = json.loads(line).get("env_steps", steps)
+        except ValueError:
+            continue
+    return steps
+
+
+def went_on_from(folder: Path) -> int:
+    """Env steps of the checkpoint that the last resume began with."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return int([r["from_env_steps"] for r in lines if r.get("event") == "resume"][-1])
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> None:
+    """Wait for something, but not for ever."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the run has no checkpoint yet")
+        time.sleep(0.05)
+
+
+def write(arguments: Arguments, cases: list[Case]) -> None:
+    """The result as it stands."""
+    result = {
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "benchmarks/faults.py", *sys.argv[1:]]),
+        "git": git_state(),
+        "machine": machine(),
+        "versions": versions(),
+        "outcomes": dict(Counter(case.outcome for case in cases)),
+        "left_something": sum(bool(case.leftovers) for case in cases),
+        "cases": [asdict(case) for case in cases],
+    }
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -379,8 +379,14 @@ class _Run:
             self._runtime.collect_state()
 
     def _tell(self, record: Record) -> None:
-        for sink in self._sinks:
-            sink.write(record)
+        for sink in list(self._sinks):
+            try:
+                sink.write(record)
+            except OSError as error:
+                # On a full disk the agent still learns; what is lost is told where that is possible.
+                self._sinks.remove(sink)
+                message = f"{type(sink).__name__} writes no more: {error.strerror}; the run goes on"
+                self._tell({"kind": "event", "event": "sink_failed", "message": message})
         self._call_back(record)
 
     def _call_back(self, record: Record) -> None:

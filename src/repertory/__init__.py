@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from repertory.algorithms.batched_a2c import BatchedA2CConfig
     from repertory.algorithms.impala import IMPALAConfig
     from repertory.evaluation import Evaluation, evaluate
-    from repertory.training import Result, resume, train
+    from repertory.runs import Result
+    from repertory.training import resume, train
 
 __all__ = [
     "A2CConfig",
@@ -38,7 +39,7 @@ _MODULES = {
     "BatchedA2CConfig": "repertory.algorithms.batched_a2c",
     "Evaluation": "repertory.evaluation",
     "IMPALAConfig": "repertory.algorithms.impala",
-    "Result": "repertory.training",
+    "Result": "repertory.runs",
     "evaluate": "repertory.evaluation",
     "resume": "repertory.training",
     "train": "repertory.training",

@@ -1,26 +1,19 @@
-"""A run from settings to result: folder, runtime, roles, records, checkpoint.
+"""Training: settings become a run, a new one or one that goes on.
 
-What is here: everything around the roles that is the same for every algorithm. What is not here:
-what the roles do (`algorithms`), where they run (`runtimes`), how a terminal shows it (`console`).
+What is here: the two ways to begin, and what is refused before anything starts. What is not here:
+the run itself (`runs`).
 """
 
 from __future__ import annotations
 
-import math
 import multiprocessing.process
 import pickle
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from gymnasium.spaces import Discrete
 
 from repertory import checkpoints, environments, models
 from repertory.algorithms import ALGORITHMS, Algorithm
@@ -30,45 +23,11 @@ from repertory.config import (
     from_dict,
     from_yaml,
     to_dict,
-    to_yaml,
     validate,
 )
 from repertory.environments.base import EnvironmentSpec
-from repertory.evaluator import Evaluator
-from repertory.metrics import Record, RunFolder, Sink, start_record
-from repertory.progress import Progress
-from repertory.runtimes.base import RoleFailed, Runtime
-from repertory.runtimes.inline import InlineRuntime
-from repertory.runtimes.processes import ProcessRuntime
-
-EndReason = Literal[
-    "total_steps", "stop_at_return", "max_minutes", "callback", "interrupted", "terminated"
-]
-Callback = Callable[[Record], bool | None]
-
-_SIGNALS: Mapping[int, EndReason] = {
-    signal.SIGINT: "interrupted",
-    signal.SIGTERM: "terminated",
-}
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run came to.
-
-    Attributes:
-        run_dir: Its folder.
-        checkpoint: The last checkpoint in it.
-        reason: Why the run ended.
-        env_steps: Env steps learned from.
-        episode_return_mean: Mean raw return of the last 100 finished episodes; None without any.
-    """
-
-    run_dir: Path
-    checkpoint: Path
-    reason: EndReason
-    env_steps: int
-    episode_return_mean: float | None
+from repertory.metrics import Record, RunFolder
+from repertory.runs import Callback, Result, Run, signals_end
 
 
 def train(config: RunConfig, *, on_record: Callback | None = None) -> Result:
@@ -168,260 +127,11 @@ def _supervised(
     progress: Mapping[str, Any] | None = None,
 ) -> Result:
     """Start the roles, and watch over them to the end."""
-    run = _Run(config, name, spec, folder, on_record)
+    run = Run(config, name, spec, folder, on_record)
     if event is not None:
         run.go_on(event, progress or {})
-    with _signals(run):
+    with signals_end(run):
         return run.supervise()
-
-
-class _Run:
-    """The parent's part of a run: what it does with what the roles report."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        algorithm: str,
-        spec: EnvironmentSpec,
-        folder: RunFolder,
-        callback: Callback | None,
-    ) -> None:
-        self._config = config
-        self._algorithm = algorithm
-        self._spec = spec
-        self._folder = folder
-        self._runtime: Runtime = _make_runtime(config)
-        self._callback = callback
-        self._going_on: Record | None = None
-        self._sinks: list[Sink] = []
-        self._progress = Progress(
-            num_learners=config.num_reporters,
-            in_step=config.in_step,
-            action_repeat=spec.action_repeat,
-            entropy_max=_largest_entropy(spec),
-        )
-        self._reason: EndReason = "total_steps"
-        self._last: Record = {"env_steps": 0, "episode_return_mean": None}
-        self._best = -math.inf
-        self._scheduled: Path | None = config.resume_from
-        self._evaluator = Evaluator(config)
-        self._due = {"evaluation": math.inf, "checkpoint": math.inf}
-        for name in self._due:
-            self._due_after(name, 0)
-        self._in_a_hurry = False
-        now = time.monotonic()
-        self._deadline = now + 60 * config.max_minutes if config.max_minutes else math.inf
-        self._next_checkpoint = now + 60 * config.checkpoint_minutes
-
-    def go_on(self, event: Record, progress: Mapping[str, Any]) -> None:
-        """Continue the curves of a run that was there before.
-
-        Args:
-            event: What the run's folder is told of it.
-            progress: As the checkpoint holds it.
-        """
-        self._going_on = event
-        if progress:
-            self._progress.load_state_dict(progress["lines"], event["from_env_steps"])
-            self._best = progress["best"]
-        self._last["env_steps"] = event["from_env_steps"]
-        self._last["episode_return_mean"] = self._progress.recent_return
-        for name in ("evaluation", "checkpoint"):
-            self._due_after(name, event["from_env_steps"])
-
-    def stop(self, reason: EndReason) -> None:
-        """End the run after the update in progress; the first reason counts."""
-        if self._reason == "total_steps":
-            self._reason = reason
-        self._in_a_hurry |= reason in _SIGNALS.values()
-        self._runtime.stop()
-
-    def supervise(self) -> Result:
-        """Watch until the roles have ended, then save."""
-        try:
-            going_on = self._going_on
-            after_steps = None if going_on is None else going_on["from_env_steps"]
-            self._sinks = self._folder.sinks(after_steps)
-            self._tell(start_record(self._config, self._algorithm, self._spec, self._folder))
-            if going_on is not None:
-                self._tell(going_on)
-            state, checkpoint = self._segments()
-            self._evaluate_the_last(checkpoint)
-            self._tell(
-                {
-                    "kind": "end",
-                    "reason": self._reason,
-                    "checkpoint": str(checkpoint),
-                    **{k: v for k, v in self._last.items() if k not in ("kind", "seconds_in")},
-                }
-            )
-            return Result(
-                self._folder.path,
-                checkpoint,
-                self._reason,
-                state["env_steps"],
-                self._last["episode_return_mean"],
-            )
-        except RoleFailed as failure:
-            late = _newest_state(failure.results)
-            if late is not None:
-                self._save(late)
-            self._tell({"kind": "event", "event": "failure", "message": str(failure)})
-            raise
-        finally:
-            self._evaluator.close()
-            for sink in self._sinks:
-                sink.close()
-
-    def _segments(self) -> tuple[Mapping[str, Any], Path]:
-        """Have roles run until the run is over; its last state, and the checkpoint of it.
-
-        With `exact_resume` they end at each scheduled checkpoint and others begin from it, just as
-        they would if the run had been stopped there. Without, there is one segment.
-        """
-        while True:
-            state = self._segment()
-            over = self._reason != "total_steps"
-            checkpoint = self._save(state, scheduled=not over)
-            if over or state["env_steps"] >= self._config.total_steps:
-                return state, checkpoint
-            self._config = replace(self._config, resume_from=checkpoint)
-            self._runtime = _make_runtime(self._config)
-            if self._reason != "total_steps":  # a signal has come between the two
-                self._runtime.stop()
-
-    def _segment(self) -> Mapping[str, Any]:
-        """Have roles run until they end by themselves; the newest state that they return."""
-        try:
-            ALGORITHMS[self._algorithm].train(self._config, self._spec, self._runtime)
-            results = self._runtime.supervise(self._on_record)
-        finally:
-            self._runtime.close()
-        self._take_line(self._progress.flush())
-        state = _newest_state(results)
-        assert state is not None, "a role that learns returns its state"
-        return state
-
-    def _on_record(self, role: str, record: Record) -> None:
-        """Take a role's record: windows become lines, seconds are added up, states are saved."""
-        match record["kind"]:
-            case "seconds":
-                self._progress.add_seconds(record["seconds_in"])
-            case "pulse":
-                self._call_back(record)
-            case "event":
-                self._tell(record)
-            case "state":
-                self._take_state(record["state"])
-            case "window":
-                self._take_line(self._progress.add_window(record))
-                due = math.inf if self._evaluator.busy else self._due["evaluation"]
-                if record["env_steps"] >= min(self._due["checkpoint"], due):
-                    self._runtime.collect_state()
-        self._look_at_the_clock()
-        self._take_evaluations()
-
-    def _take_state(self, state: Mapping[str, Any]) -> None:
-        """Save a state on the way, and have it evaluated if that is due.
-
-        A full disk or a lost folder is told, and the run goes on: it may be there again next time.
-        """
-        env_steps = state["env_steps"]
-        if env_steps >= self._due["checkpoint"]:
-            self._due_after("checkpoint", env_steps)
-        try:
-            checkpoint = self._save(state)
-        except checkpoints.CheckpointError as error:
-            message = f"no checkpoint after {env_steps:,} env steps: {error}; the run goes on"
-            self._tell({"kind": "event", "event": "checkpoint_failed", "message": message})
-            return
-        if env_steps >= self._due["evaluation"] and not self._evaluator.busy:
-            self._due_after("evaluation", env_steps)
-            self._evaluator.submit(checkpoint)
-
-    def _due_after(self, name: str, env_steps: int) -> None:
-        """Have the next one made at the next multiple of its interval, if it has one."""
-        interval = getattr(self._config, f"{name}_steps")
-        if interval is not None:
-            self._due[name] = (env_steps // interval + 1) * interval
-
-    def _evaluate_the_last(self, checkpoint: Path) -> None:
-        """Evaluate where the run has ended by itself; somebody who interrupts does not wait."""
-        if self._config.evaluation_steps is not None and not self._in_a_hurry:
-            self._evaluator.submit(checkpoint)
-        while self._evaluator.busy and not self._in_a_hurry:
-            self._take_evaluations()
-            time.sleep(0.05)
-
-    def _take_evaluations(self) -> None:
-        """Tell what the evaluator has found; the best of it is the run's best."""
-        for record in self._evaluator.finished():
-            self._tell(record)
-            if record["kind"] == "eval" and record["episode_return_mean"] > self._best:
-                self._best = record["episode_return_mean"]
-                checkpoints.point(self._folder.checkpoints, "best", Path(record["checkpoint"]))
-
-    def _take_line(self, line: Record | None) -> None:
-        if line is not None:
-            self._last = line
-            self._tell(line)
-
-    def _look_at_the_clock(self) -> None:
-        """End the run, or have its state saved, where it is time."""
-        goal, reached = self._config.stop_at_return, self._progress.recent_return
-        if goal is not None and reached is not None and reached >= goal:
-            self.stop("stop_at_return")
-        now = time.monotonic()
-        if now > self._deadline:
-            self.stop("max_minutes")
-        if now > self._next_checkpoint:
-            self._next_checkpoint = now + 60 * self._config.checkpoint_minutes
-            self._runtime.collect_state()
-
-    def _tell(self, record: Record) -> None:
-        for sink in list(self._sinks):
-            try:
-                sink.write(record)
-            except OSError as error:
-                # On a full disk the agent still learns; what is lost is told where that is possible.
-                self._sinks.remove(sink)
-                message = f"{type(sink).__name__} writes no more: {error.strerror}; the run goes on"
-                self._tell({"kind": "event", "event": "sink_failed", "message": message})
-        self._call_back(record)
-
-    def _call_back(self, record: Record) -> None:
-        if self._callback is not None and self._callback(record) is False:
-            self.stop("callback")
-
-    def _save(self, state: Mapping[str, Any], *, scheduled: bool = False) -> Path:
-        """Save a learner's state, as the best too if recent episodes have never been better.
-
-        Where an evaluator runs, its games decide what is best.
-        """
-        path = checkpoints.save_step(
-            self._folder.checkpoints,
-            checkpoints.make_state(
-                model=state["model"],
-                optimizer=state["optimizer"],
-                env_steps=state["env_steps"],
-                updates=state["updates"],
-                algorithm=self._algorithm,
-                config=to_yaml(replace(self._config, resume_from=None)),
-                spec=self._spec,
-                progress={"lines": self._progress.state_dict(), "best": self._best},
-                scheduled=scheduled,
-            ),
-        )
-        reached = self._progress.recent_return
-        evaluated = self._config.evaluation_steps is not None
-        if not evaluated and reached is not None and reached > self._best:
-            self._best = reached
-            checkpoints.point(self._folder.checkpoints, "best", path)
-        if scheduled:
-            self._scheduled = path
-        needed = [*self._evaluator.waiting, *filter(None, [self._scheduled])]
-        checkpoints.prune(self._folder.checkpoints, self._config.keep_checkpoints, needed)
-        return path
 
 
 def _algorithm_of(config: RunConfig) -> tuple[str, Algorithm]:
@@ -472,46 +182,6 @@ def _refuse_what_roles_could_not_use(config: RunConfig, spec: EnvironmentSpec) -
                 "env cannot travel to another process: define it at the top level of a module, "
                 'or use runtime="inline"'
             ) from error
-
-
-def _newest_state(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Of the states that roles returned, the one that has seen the most updates."""
-    states = [result for result in results.values() if result is not None]
-    return max(states, key=lambda state: int(state["updates"]), default=None)
-
-
-def _make_runtime(config: RunConfig) -> Runtime:
-    if config.runtime == "inline":
-        return InlineRuntime()
-    return ProcessRuntime(config.role_timeout_seconds, max_restarts=config.max_restarts)
-
-
-def _largest_entropy(spec: EnvironmentSpec) -> float | None:
-    """Of a policy over the environment's actions, in nats; None where there is no bound."""
-    if isinstance(spec.action_space, Discrete):
-        return math.log(int(spec.action_space.n))
-    return None
-
-
-@contextmanager
-def _signals(run: _Run) -> Iterator[None]:
-    """While the block runs, SIGINT and SIGTERM end the run in good order, however often they come.
-
-    Only a main thread can have handlers; elsewhere signals stay whoever's they are.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        run.stop(_SIGNALS[number])
-
-    before = {number: signal.signal(number, handle) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _refuse_a_script_without_guard() -> None:

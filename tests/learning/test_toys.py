@@ -16,7 +16,8 @@ from repertory.algorithms.a2c import A2CConfig
 from repertory.algorithms.a3c import A3CConfig
 from repertory.algorithms.batched_a2c import BatchedA2CConfig
 from repertory.algorithms.impala import IMPALAConfig
-from repertory.training import Result, train
+from repertory.runs import Result
+from repertory.training import train
 
 pytestmark = pytest.mark.learning
 

@@ -20,7 +20,8 @@ from repertory.algorithms.batched_a2c import BatchedA2CConfig
 from repertory.algorithms.impala import IMPALAConfig
 from repertory.checkpoints import load
 from repertory.config import RunConfig
-from repertory.training import Result, train
+from repertory.runs import Result
+from repertory.training import train
 
 PIXELS = {
     "env": "ALE/Breakout-v5",

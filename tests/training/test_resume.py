@@ -20,7 +20,8 @@ from repertory.algorithms.impala import IMPALAConfig
 from repertory.checkpoints import CheckpointError, CheckpointNotFound, load
 from repertory.commands import main
 from repertory.config import ConfigError, RunConfig
-from repertory.training import Result, resume, train
+from repertory.runs import Result
+from repertory.training import resume, train
 
 SETTINGS: dict[str, Any] = {
     "env": "CartPole-v1",

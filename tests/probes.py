@@ -116,6 +116,28 @@ class Die(Endless):
         return super().observation()
 
 
+class Pace(Endless):
+    """Takes as long for an env step as its seed says; the observation also says which seed."""
+
+    def __init__(self, pauses: dict[int, float]) -> None:
+        super().__init__()
+        self.pauses = pauses
+        self.observation_space = spaces.Box(0, sys.maxsize, (2,), np.float64)
+        self.place = 0
+
+    def reset(self, *, seed=None, options=None):
+        if seed in self.pauses:
+            self.place = list(self.pauses).index(seed)
+        return super().reset(seed=seed, options=options)
+
+    def observation(self):
+        return np.array([self.steps, self.place], np.float64)
+
+    def step(self, action):
+        time.sleep(list(self.pauses.values())[self.place])
+        return super().step(action)
+
+
 class SlowInit(Counter):
     """Takes its time to be built."""
 

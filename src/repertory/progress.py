@@ -233,6 +233,8 @@ class Progress:
                 self._recent.add(episode_return, length)
             self.add_seconds(window["seconds_in"])
         newest = max(windows, key=lambda window: window["env_steps"])
+        # Where all gradients of a window were dropped, nothing was applied.
+        applied = max(windows, key=lambda window: (window["updates"] > 0, window["env_steps"]))
         updates = newest["updates"] if self._in_step else sum(w["updates"] for w in windows)
         gradient_norms = sum(window["gradient_norm_sum"] for window in windows)
         self._updates += updates
@@ -260,8 +262,8 @@ class Progress:
             "entropy": entropy,
             "explained_variance": explained_variance(torch.tensor(transitions), sums[3:]),
             "gradient_norm": gradient_norms / max(1, sum(w["updates"] for w in windows)),
-            "learning_rate": newest["learning_rate"],
-            "entropy_cost": newest["entropy_cost"],
+            "learning_rate": applied["learning_rate"],
+            "entropy_cost": applied["entropy_cost"],
             **_counted(windows),
             "seconds_in": self._seconds_in,
         }

@@ -4,9 +4,8 @@ Espeholt et al. 2018, section 4.1 and appendix A: the operator contracts to the 
 
     pi_rho(a|x) = min(rho_clip mu(a|x), pi(a|x)) / sum over b of min(rho_clip mu(b|x), pi(b|x))
 
-with behaviour policy mu and target policy pi. The value of any policy is the solution of a linear
-system, which needs nothing of the package. The expectation is taken over every path of three ticks
-of a random process of four states and two actions, which may end at any tick.
+with behaviour policy mu and target policy pi. The expectation is taken over every path of three
+ticks of the random process in `tests.markov`, which may end at any tick.
 """
 
 from __future__ import annotations
@@ -19,36 +18,20 @@ import torch
 from torch import Tensor
 
 from repertory.targets import vtrace
+from tests.markov import (
+    ACTIONS,
+    BEHAVIOUR,
+    DISCOUNT,
+    END,
+    MOVE,
+    REWARD,
+    STATES,
+    TARGET,
+    clipped_policy,
+    value_of,
+)
 
-STATES, ACTIONS, TICKS, DISCOUNT = 4, 2, 3, 0.9
-END = STATES
-"""What follows a termination in a path; no state of the process."""
-
-GENERATOR = torch.Generator().manual_seed(1)
-
-
-def random(*shape: int) -> Tensor:
-    return torch.rand(shape, generator=GENERATOR, dtype=torch.float64)
-
-
-# Where (state, action) leads; the last place is the end.
-MOVE = (3.0 * random(STATES, ACTIONS, STATES + 1)).softmax(-1)
-REWARD = 4.0 * random(STATES, ACTIONS) - 2.0
-TARGET = (5.0 * random(STATES, ACTIONS)).softmax(-1)
-BEHAVIOUR = (5.0 * random(STATES, ACTIONS)).softmax(-1)
-
-
-def value_of(policy: Tensor) -> Tensor:
-    """[STATES]; the discounted return of a policy: the solution of V = r + discount P V."""
-    move = torch.einsum("sa,san->sn", policy, MOVE[..., :STATES])
-    gain = (policy * REWARD).sum(-1)
-    return torch.linalg.solve(torch.eye(STATES, dtype=torch.float64) - DISCOUNT * move, gain)
-
-
-def clipped_policy(rho_clip: float) -> Tensor:
-    """pi_rho, [STATES, ACTIONS]."""
-    least = TARGET if math.isinf(rho_clip) else torch.minimum(rho_clip * BEHAVIOUR, TARGET)
-    return least / least.sum(-1, keepdim=True)
+TICKS = 3
 
 
 class Paths:

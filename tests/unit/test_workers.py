@@ -19,10 +19,11 @@ from repertory.environments import describe
 from repertory.objective import Objective
 from repertory.optimizers import load_in_place, make_optimizer, prepare_state
 from repertory.parameters import move_towards, travelling_tensors
-from repertory.progress import Stopwatch
+from repertory.progress import Progress, Stopwatch
 from repertory.runtimes.inline import InlineRuntime
 from repertory.trajectories import Trajectory
 from repertory.workers import Worker
+from tests.alone import Line
 from tests.probes import Counter
 
 CONFIG = A3CConfig(
@@ -268,6 +269,29 @@ def test_a_gradient_that_is_too_old_is_dropped_or_made_anew_and_counted(too_old:
         assert torch.equal(shared.parameters, before - fresh)
         assert slow._account.window.counts == {"gradients_recomputed": 1}
         assert slow._account.window.lags == {0: 4}
+
+
+def test_a_line_tells_the_rates_of_updates_that_were_made() -> None:
+    """A worker whose gradients were all dropped applied none, though it has heard of the most."""
+    shared = Shared(num_workers=2)
+    slow, fast = shared.worker(0, max_lag=1), shared.worker(1)
+    line = Line()
+    assert slow.pull()
+    for _ in range(2):
+        assert fast.pull()
+        assert fast.push(play(), TARGETS)
+    fast.finish(line)
+    assert fast.pull()
+    assert fast.push(play(), TARGETS)
+    assert slow.push(play(), TARGETS)
+    slow.finish(line)
+    progress = Progress(num_learners=2, in_step=False, action_repeat=1, entropy_max=None)
+    assert progress.add_window(line.records[0]) is None
+    told = progress.add_window(line.records[1])
+    assert told is not None
+    assert told["gradients_dropped"] == 1
+    assert told["env_steps"] == slow.env_steps > line.records[0]["env_steps"]
+    assert (told["learning_rate"], told["entropy_cost"]) == (1.0, 0.01)
 
 
 def test_schedules_follow_the_env_steps_of_all_workers() -> None:

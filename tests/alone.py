@@ -23,6 +23,7 @@ class Line:
     """A role's line to nobody; keeps the records."""
 
     name = "learner-0"
+    starts = 0
 
     def __init__(self) -> None:
         self.records: list[Record] = []

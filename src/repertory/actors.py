@@ -69,13 +69,17 @@ class Actor:
         model: nn.Module,
         stopwatch: Stopwatch,
         indices: Sequence[int],
+        starts: int = 0,
     ) -> Actor:
         """The actor, or several side by side, with these indices; columns stand by actor index.
 
         Environments are seeded by actor and column, so games do not depend on who plays them. The
-        process's global generators are seeded too, for environments that draw from them.
+        process's global generators are seeded too, for environments that draw from them. One that
+        begins in the place of another plays other games than that one: `starts` counts them.
         """
         root = played_seed(config)
+        if starts:
+            root = seed_for(root, Stream.REPLACED, starts)
         seed_global_generators(seed_for(root, Stream.GLOBALS, indices[0]))
         seeds = [
             seed

@@ -10,10 +10,10 @@ module. What is not here: when to save, and what an algorithm has to save beside
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -114,11 +114,13 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+        _sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:  # torch has an error of its own for a full disk
+        reason = getattr(error, "strerror", None) or "it could not be written whole"
+        raise CheckpointError(f"cannot write {path}: {reason}") from error
     finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -253,13 +255,27 @@ def prune(folder: Path, keep: int, also: Collection[Path] = ()) -> None:
         keep: How many of the newest stay.
         also: Others that stay, as somebody is about to read them.
     """
-    best = folder / "best"
     spared = {path.name for path in also}
-    if best.exists():
-        spared.add(best.read_text(encoding="utf-8").strip())
-    for _, path in sorted(numbered(folder))[:-keep]:
-        if path.name not in spared:
-            path.unlink(missing_ok=True)
+    # What cannot be deleted now, or is not there any more, is no reason to stop for.
+    with contextlib.suppress(OSError):
+        spared.add((folder / "best").read_text(encoding="utf-8").strip())
+    with contextlib.suppress(OSError):
+        for _, path in sorted(numbered(folder))[:-keep]:
+            if path.name not in spared:
+                path.unlink(missing_ok=True)
+
+
+def set_aside_after(folder: Path, env_steps: int) -> None:
+    """Give checkpoints beyond some env steps, and halves of some, other names.
+
+    A run that goes on from before them makes these env steps again; nothing is deleted but what
+    was never whole.
+    """
+    for steps, path in numbered(folder):
+        if steps > env_steps:
+            path.rename(path.with_name(f"set_aside_{path.name}"))
+    for path in folder.glob(".step_*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def point(folder: Path, name: str, checkpoint: Path) -> None:
@@ -294,14 +310,18 @@ def latest(run_dir: Path) -> Path:
     return max(found)[1]
 
 
-def newest_readable(run_dir: Path) -> tuple[Path, dict[str, Any], list[str]]:
+def newest_readable(
+    run_dir: Path, *, scheduled_only: bool = False
+) -> tuple[Path, dict[str, Any], list[str]]:
     """The newest checkpoint of a run that can be read, its state, and a line for each that cannot.
 
-    A run with `exact_resume` goes on from a scheduled checkpoint only.
+    Args:
+        run_dir: The run's folder.
+        scheduled_only: Look only at those that a run with `exact_resume` may go on from.
 
     Raises:
         CheckpointNotFound: The folder holds none.
-        CheckpointError: None of them can be read.
+        CheckpointError: None of them can be read, or none is scheduled.
     """
     damaged: list[str] = []
     newest = latest(run_dir)
@@ -311,10 +331,9 @@ def newest_readable(run_dir: Path) -> tuple[Path, dict[str, Any], list[str]]:
         except CheckpointError as error:
             damaged.append(str(error))
             continue
-        exact = re.search(r"^exact_resume: true$", state["config"], re.MULTILINE)
-        if not exact or state.get("scheduled"):
+        if state.get("scheduled") or not scheduled_only:
             return path, state, damaged
-    unscheduled = f"the run {run_dir} goes on from scheduled checkpoints only, and has none yet"
+    unscheduled = f"{run_dir} has no scheduled checkpoint yet; --no-exact-resume takes another one"
     raise CheckpointError("; ".join(damaged) or unscheduled)
 
 

@@ -192,17 +192,22 @@ class RunConfig:
         return 1
 
     @property
+    def updates_per_version(self) -> int:
+        """Updates that a learner makes from a batch before it publishes."""
+        return 1
+
+    @property
     def in_step(self) -> bool:
         """Whether the roles that learn make every update together."""
         return True
 
     @property
-    def segment_end(self) -> int:
+    def leg_end(self) -> int:
         """Env steps at which roles end: the run's, or with `exact_resume` the next checkpoint's."""
         if not self.exact_resume or self.checkpoint_steps is None:
             return self.total_steps
-        done = steps_of(self.resume_from) // self.checkpoint_steps
-        return min(self.total_steps, (done + 1) * self.checkpoint_steps)
+        begun = steps_of(self.resume_from) // self.checkpoint_steps
+        return min(self.total_steps, (begun + 1) * self.checkpoint_steps)
 
     def conflict(self) -> str | None:
         """What is wrong with settings that are each in their range, on one line."""
@@ -218,7 +223,11 @@ class RunConfig:
     @property
     def log_interval(self) -> int:
         """Env steps between lines of metrics."""
-        return self.log_every_steps or max(1, min(5_000, self.total_steps // 200))
+        interval = self.log_every_steps or max(1, min(5_000, self.total_steps // 200))
+        # Whatever is due after so many env steps is looked at with a line of metrics.
+        return min(
+            interval, *filter(None, [self.checkpoint_steps, self.evaluation_steps, interval])
+        )
 
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -454,6 +463,7 @@ _RANGES: Mapping[str, _Range] = types.MappingProxyType(
         "epsilon": _ABOVE_ZERO,
         "clip_norm": _ABOVE_ZERO,
         "gae_lambda": _FRACTION,
+        "vtrace_lambda": _FRACTION,
         "log_every_steps": _AT_LEAST_ONE,
     }
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,6 +30,7 @@ from repertory.spawning import begin_child, deaf_to_signals
 Env = str | Callable[..., Any]
 
 _GRACE_SECONDS = 2.0
+_PATIENCE_SECONDS = 1800.0  # for one evaluation; a hung environment shall not keep a run alive
 
 
 class Evaluator:
@@ -36,6 +38,7 @@ class Evaluator:
 
     Attributes:
         waiting: Checkpoints that were handed over and have not come back, oldest first.
+        last: The one that was handed over last.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -48,6 +51,8 @@ class Evaluator:
         self._pipe: Connection | None = None
         self._records: queue.SimpleQueue[Record] = queue.SimpleQueue()
         self.waiting: list[Path] = []
+        self.last: Path | None = None
+        self._handed_over = 0.0
 
     @property
     def busy(self) -> bool:
@@ -57,9 +62,13 @@ class Evaluator:
     def submit(self, checkpoint: Path) -> None:
         """Have a checkpoint evaluated, after those that still wait."""
         self.waiting.append(checkpoint)
+        self.last = checkpoint
+        self._handed_over = time.monotonic()
         if not self._apart:
             self._records.put(_evaluate(checkpoint, self._episodes, self._env))
             return
+        if self._process is not None and not self._process.is_alive():
+            self._end()
         if self._process is None:
             self._start()
         assert self._pipe is not None
@@ -72,6 +81,10 @@ class Evaluator:
         """What has come back since the last call: `eval` records, or `event`s of failures."""
         if self._pipe is not None:
             self._receive(self._pipe)
+            if self.busy and time.monotonic() - self._handed_over > _PATIENCE_SECONDS:
+                self._end()
+                for checkpoint in self.waiting[self._records.qsize() :]:
+                    self._records.put(_failed(checkpoint, "it took too long, and was given up"))
         found = []
         while not self._records.empty():
             found.append(self._records.get())
@@ -80,6 +93,9 @@ class Evaluator:
 
     def close(self) -> None:
         """End the process, in the middle of a game too. Harmless when called twice."""
+        self._end()
+
+    def _end(self) -> None:
         if self._process is None or self._pipe is None:
             return
         self._pipe.close()

@@ -83,7 +83,7 @@ class Learner:
     @property
     def finished(self) -> bool:
         """Whether all learners together have seen the run's env steps."""
-        return self.env_steps >= self._config.segment_end
+        return self.env_steps >= self._config.leg_end
 
     def update(
         self,
@@ -95,7 +95,7 @@ class Learner:
     ) -> bool:
         """Learn once from a batch.
 
-        Where no learner has a valid transition, nothing is learned and no version made.
+        Where no learner has a valid transition, the parameters stay as they are.
 
         Args:
             batch: T ticks by this learner's columns, on any device.
@@ -134,8 +134,11 @@ class Learner:
             return False
         if num_fresh:
             learned = batch.valid[:, :num_fresh].any(0)
-            lag = policy_lag(self.version, batch.policy_version[:num_fresh][learned])
+            versions = policy_lag(self.version, batch.policy_version[:num_fresh][learned])
+            lag = versions * self._config.updates_per_version
             self.window.add_played(batch, lag)
+        # A version even where there was nothing to learn: actors may wait for it by number.
+        self.version += num_fresh > 0
         if counts[0] == 0:
             return True
         with self._stopwatch("learning"):
@@ -146,7 +149,6 @@ class Learner:
             self._optimizer.step()
         self.window.add(losses, norm, schedule)
         self.updates += 1
-        self.version += num_fresh > 0
         self.env_steps += counts[1]
         return True
 
@@ -171,7 +173,7 @@ class Learner:
         prepare_state(self._optimizer)
         load_in_place(self._optimizer, state["optimizer"])
         self.env_steps, self.updates = state["env_steps"], state["updates"]
-        self.version = self.updates
+        self.version = self.updates // self._config.updates_per_version
         self._account.go_on(self.env_steps)
 
     def state_dict(self) -> dict[str, Any]:

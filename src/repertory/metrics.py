@@ -10,6 +10,7 @@ run folder. What is not here: the counting behind a `progress` record, and the t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -317,6 +318,20 @@ class RunFolder:
         purge_step = None if after_steps is None else after_steps + 1
         return [JsonlSink(self.metrics_file), TensorBoardSink(self.tensorboard, purge_step)]
 
+    def lines(self, kind: str) -> list[Record]:
+        """The whole lines of metrics of one kind."""
+        found = []
+        for line in self._text_lines():
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                found += [record] if record["kind"] == kind else []
+        return found
+
+    def _text_lines(self) -> list[str]:
+        if not self.metrics_file.exists():
+            return []
+        return self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)
+
     def set_aside_lines_after(self, env_steps: int) -> int:
         """Move lines of metrics that lie beyond a checkpoint into a file of their own.
 
@@ -326,7 +341,7 @@ class RunFolder:
         Returns:
             How many lines were moved.
         """
-        lines = self.metrics_file.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = self._text_lines()
         kept: list[str] = []
         beyond: list[str] = []
         for line in lines:

@@ -6,6 +6,7 @@ copy and read whole. A version counts updates: version k has seen k of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -63,6 +64,16 @@ def move_towards(tensors: Sequence[Tensor], others: Sequence[Tensor], tau: float
         else:
             near = [other.to(tensor) for tensor, other in zip(tensors, others, strict=True)]
             torch._foreach_lerp_(list(tensors), near, tau)
+
+
+def distance(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Norm of the difference between two sets of parameters, on any devices."""
+    with torch.no_grad():
+        squares = [
+            (tensor - other.to(tensor)).square().sum().item()
+            for tensor, other in zip(tensors, others, strict=True)
+        ]
+    return math.sqrt(math.fsum(squares))
 
 
 def flat_gradient(model: nn.Module) -> Tensor:

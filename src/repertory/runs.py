@@ -1,6 +1,6 @@
 """A run: what the parent does with what roles report, from the start to the last checkpoint.
 
-What is here: the run itself, its segments, its clock and its signals. What is not here: how
+What is here: the run itself, its legs, its clock and its signals. What is not here: how
 settings become a run, new or gone on with (`training`), what the roles do (`algorithms`), where
 they run (`runtimes`), how a terminal shows it (`console`).
 """
@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -27,9 +27,10 @@ from repertory.environments.base import EnvironmentSpec
 from repertory.evaluator import Evaluator
 from repertory.metrics import Record, RunFolder, Sink, start_record
 from repertory.progress import Progress
-from repertory.runtimes.base import RoleFailed, Runtime
+from repertory.runtimes.base import Runtime
 from repertory.runtimes.inline import InlineRuntime
 from repertory.runtimes.processes import ProcessRuntime
+from repertory.step_names import step_path, steps_of
 
 EndReason = Literal[
     "total_steps", "stop_at_return", "max_minutes", "callback", "interrupted", "terminated"
@@ -80,6 +81,7 @@ class Run:
         self._callback = callback
         self._going_on: Record | None = None
         self._sinks: list[Sink] = []
+        self._failing: list[Sink] = []
         self._progress = Progress(
             num_learners=config.num_reporters,
             in_step=config.in_step,
@@ -89,7 +91,7 @@ class Run:
         self._reason: EndReason = "total_steps"
         self._last: Record = {"env_steps": 0, "episode_return_mean": None}
         self._best = -math.inf
-        self._scheduled: Path | None = config.resume_from
+        self._scheduled: Path | None = config.resume_from if config.exact_resume else None
         self._evaluator = Evaluator(config)
         self._due = {"evaluation": math.inf, "checkpoint": math.inf}
         for name in self._due:
@@ -109,7 +111,9 @@ class Run:
         self._going_on = event
         if progress:
             self._progress.load_state_dict(progress["lines"], event["from_env_steps"])
-            self._best = progress["best"]
+            # Whatever an evaluator found after the last checkpoint stands in the lines alone.
+            found = [line["episode_return_mean"] for line in self._folder.lines("eval")]
+            self._best = max([progress["best"], *found])
         self._last["env_steps"] = event["from_env_steps"]
         self._last["episode_return_mean"] = self._progress.recent_return
         for name in ("evaluation", "checkpoint"):
@@ -131,7 +135,7 @@ class Run:
             self._tell(start_record(self._config, self._algorithm, self._spec, self._folder))
             if going_on is not None:
                 self._tell(going_on)
-            state, checkpoint = self._segments()
+            state, checkpoint = self._legs()
             self._evaluate_the_last(checkpoint)
             self._tell(
                 {
@@ -148,35 +152,56 @@ class Run:
                 state["env_steps"],
                 self._last["episode_return_mean"],
             )
-        except RoleFailed as failure:
-            late = _newest_state(failure.results)
-            if late is not None:
-                self._save(late)
+        except Exception as failure:
+            self._save_what_is_left()
             self._tell({"kind": "event", "event": "failure", "message": str(failure)})
             raise
         finally:
             self._evaluator.close()
             for sink in self._sinks:
-                sink.close()
+                with suppress(OSError):
+                    sink.close()
 
-    def _segments(self) -> tuple[Mapping[str, Any], Path]:
+    def _save_what_is_left(self) -> None:
+        """After a failure, save the newest state that some role could still give."""
+        state = _newest_state(self._runtime.results)
+        if state is not None and state["updates"]:
+            try:
+                self._save(state)
+            except checkpoints.CheckpointError as error:
+                self._tell({"kind": "event", "event": "checkpoint_failed", "message": str(error)})
+
+    def _legs(self) -> tuple[Mapping[str, Any], Path]:
         """Have roles run until the run is over; its last state, and the checkpoint of it.
 
         With `exact_resume` they end at each scheduled checkpoint and others begin from it, just as
-        they would if the run had been stopped there. Without, there is one segment.
+        they would if the run had been stopped there. Without, there is one leg.
         """
         while True:
-            state = self._segment()
+            state = self._leg()
+            steps, every = state["env_steps"], self._config.checkpoint_steps
             over = self._reason != "total_steps"
-            checkpoint = self._save(state, scheduled=not over)
-            if over or state["env_steps"] >= self._config.total_steps:
+            last = over or steps >= self._config.total_steps
+            # Where a run ends off the grid, a longer one would not have stopped.
+            begun = steps_of(self._config.resume_from)
+            on_the_grid = every is not None and steps // every > begun // every
+            checkpoint = self._save_at_the_end(state, scheduled=not over and on_the_grid)
+            if last:
                 return state, checkpoint
             self._config = replace(self._config, resume_from=checkpoint)
             self._runtime = _make_runtime(self._config)
             if self._reason != "total_steps":  # a signal has come between the two
                 self._runtime.stop()
 
-    def _segment(self) -> Mapping[str, Any]:
+    def _save_at_the_end(self, state: Mapping[str, Any], *, scheduled: bool) -> Path:
+        """Save a state that nobody will give again: once more if the folder was gone."""
+        try:
+            return self._save(state, scheduled=scheduled)
+        except checkpoints.CheckpointError:
+            self._folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            return self._save(state, scheduled=scheduled)
+
+    def _leg(self) -> Mapping[str, Any]:
         """Have roles run until they end by themselves; the newest state that they return."""
         try:
             ALGORITHMS[self._algorithm].train(self._config, self._spec, self._runtime)
@@ -233,7 +258,8 @@ class Run:
 
     def _evaluate_the_last(self, checkpoint: Path) -> None:
         """Evaluate where the run has ended by itself; somebody who interrupts does not wait."""
-        if self._config.evaluation_steps is not None and not self._in_a_hurry:
+        wanted = self._config.evaluation_steps is not None and not self._in_a_hurry
+        if wanted and checkpoint != self._evaluator.last:
             self._evaluator.submit(checkpoint)
         while self._evaluator.busy and not self._in_a_hurry:
             self._take_evaluations()
@@ -245,7 +271,12 @@ class Run:
             self._tell(record)
             if record["kind"] == "eval" and record["episode_return_mean"] > self._best:
                 self._best = record["episode_return_mean"]
-                checkpoints.point(self._folder.checkpoints, "best", Path(record["checkpoint"]))
+                try:
+                    best = Path(record["checkpoint"])
+                    checkpoints.point(self._folder.checkpoints, "best", best)
+                except checkpoints.CheckpointError as error:
+                    event = {"kind": "event", "event": "checkpoint_failed", "message": str(error)}
+                    self._tell(event)
 
     def _take_line(self, line: Record | None) -> None:
         if line is not None:
@@ -265,14 +296,15 @@ class Run:
             self._runtime.collect_state()
 
     def _tell(self, record: Record) -> None:
-        for sink in list(self._sinks):
+        for sink in self._sinks:
             try:
                 sink.write(record)
             except OSError as error:
-                # On a full disk the agent still learns; what is lost is told where it can be.
-                self._sinks.remove(sink)
-                message = f"{type(sink).__name__} writes no more: {error.strerror}; the run goes on"
-                self._tell({"kind": "event", "event": "sink_failed", "message": message})
+                # On a full disk the agent still learns, and later there may be room again.
+                if sink not in self._failing:
+                    self._failing.append(sink)
+                    message = f"{type(sink).__name__} cannot write: {error.strerror}"
+                    self._call_back({"kind": "event", "event": "sink_failed", "message": message})
         self._call_back(record)
 
     def _call_back(self, record: Record) -> None:
@@ -282,8 +314,17 @@ class Run:
     def _save(self, state: Mapping[str, Any], *, scheduled: bool = False) -> Path:
         """Save a learner's state, as the best too if recent episodes have never been better.
 
-        Where an evaluator runs, its games decide what is best.
+        Where an evaluator runs, its games decide what is best. A checkpoint that the run began from
+        is the same state, and stays as it is.
         """
+        path = step_path(self._folder.checkpoints, state["env_steps"])
+        if path == self._scheduled and path.is_file():
+            return path
+        reached = self._progress.recent_return
+        evaluated = self._config.evaluation_steps is not None
+        is_best = not evaluated and reached is not None and reached > self._best
+        if is_best and reached is not None:
+            self._best = reached
         path = checkpoints.save_step(
             self._folder.checkpoints,
             checkpoints.make_state(
@@ -298,10 +339,7 @@ class Run:
                 scheduled=scheduled,
             ),
         )
-        reached = self._progress.recent_return
-        evaluated = self._config.evaluation_steps is not None
-        if not evaluated and reached is not None and reached > self._best:
-            self._best = reached
+        if is_best:
             checkpoints.point(self._folder.checkpoints, "best", path)
         if scheduled:
             self._scheduled = path

@@ -24,6 +24,7 @@ class Stream(IntEnum):
     GLOBALS = 2
     REPLAY = 3
     RESUMED = 4
+    REPLACED = 5
 
 
 def seed_for(root_seed: int, stream: Stream, *indices: int) -> int:

@@ -82,14 +82,17 @@ def resume(
     """
     _refuse_a_script_without_guard()
     folder = RunFolder(Path(run_dir))
-    checkpoint, state, damaged = checkpoints.newest_readable(folder.path)
+    _, state, _ = checkpoints.newest_readable(folder.path)
     if state["algorithm"] not in ALGORITHMS:
-        raise ConfigError(f"{checkpoint} is of an unknown algorithm, {state['algorithm']!r}")
+        raise ConfigError(f"{run_dir} is of an unknown algorithm, {state['algorithm']!r}")
     before = from_yaml(ALGORITHMS[state["algorithm"]].config, state["config"])
     wanted = from_dict(type(before), {**vars(before), "run_dir": folder.path, **changes})
     changed = _changes(replace(before, run_dir=folder.path), wanted)
+    validate(wanted)
+    checkpoint, state, damaged = checkpoints.newest_readable(
+        folder.path, scheduled_only=wanted.exact_resume
+    )
     config = replace(wanted, resume_from=checkpoint)
-    validate(config)
     if state["env_steps"] >= config.total_steps:
         raise ConfigError(
             f"the run has learned from {state['env_steps']:,} of {config.total_steps:,} env steps "
@@ -102,6 +105,10 @@ def resume(
             f"{checkpoints.spec_text(spec)}"
         )
     _refuse_what_roles_could_not_use(config, spec)
+    checkpoints.set_aside_after(folder.checkpoints, state["env_steps"])
+    notes = [f"going on after {state['env_steps']:,} env steps", *damaged]
+    if changed and config.exact_resume:
+        notes.append("with other settings, this is not the run that would never have been stopped")
     event = {
         "kind": "event",
         "event": "resume",
@@ -109,10 +116,16 @@ def resume(
         "from_env_steps": state["env_steps"],
         "lines_set_aside": folder.set_aside_lines_after(state["env_steps"]),
         "changes": changed,
-        "message": "; ".join([f"going on after {state['env_steps']:,} env steps", *damaged]),
+        "message": "; ".join(notes),
     }
     return _supervised(
-        config, state["algorithm"], spec, folder, on_record, event=event, progress=state["progress"]
+        config,
+        state["algorithm"],
+        spec,
+        folder,
+        on_record,
+        event=event,
+        progress=state.get("progress"),
     )
 
 

@@ -90,7 +90,7 @@ class Worker:
     @property
     def finished(self) -> bool:
         """Whether all workers together have learned from the run's env steps."""
-        return self.env_steps >= self._config.segment_end
+        return self.env_steps >= self._config.leg_end
 
     def pull(self) -> bool:
         """Move the copy to, or towards, the shared parameters; False when asked to stop."""
@@ -98,7 +98,9 @@ class Worker:
             pulled = self._shared.pull(self.model, self._tau if self._has_pulled else 1.0)
         if pulled is None:
             return False
-        self.version, self.env_steps = pulled
+        self.version, self.env_steps, distance = pulled
+        if self._tau < 1.0:
+            self._account.window.observe("parameter_distance", distance)
         if not self._has_pulled:
             self._account.go_on(self.env_steps)
         self._has_pulled = True
@@ -154,6 +156,9 @@ class Worker:
                 made = Targets(made.values, advantages)
             losses = objective.differentiate(estimates, entropies, made, schedule.entropy_cost)
             count = int(losses.count)
+            if count == 0:  # nothing was played but resets
+                self._account.window.add_played(batch, lag=None)
+                return Push(applied=True, lag=0, env_steps=self.env_steps)
             objective.reduce(count)
             norm = objective.clip(losses, self.version)
         with self._stopwatch("waiting"):

@@ -38,7 +38,8 @@ class A3CConfig(RunConfig):
     lock: bool = False
     """Pull and push one at a time, so that no step is lost; by default nobody waits."""
     shared_statistics: bool = True
-    """One optimiser state for all workers (the published setting), or one for each."""
+    """One optimiser state for all workers (the published setting), or one each, of which a
+    checkpoint holds one."""
     sync: Literal["copy", "soft"] = "copy"
     """Before each unroll a worker copies the shared parameters, or moves towards them by `tau`."""
     tau: float = 0.5
@@ -67,6 +68,10 @@ class A3CConfig(RunConfig):
 
     def conflict(self) -> str | None:
         """What is wrong with settings that are each in their range, on one line."""
+        if self.sync == "copy" and self.tau != 0.5:
+            return "tau has no meaning with sync=copy; pytorch-a3c's tau is gae_lambda here"
+        if self.too_old == "recompute" and self.max_lag is None:
+            return "too_old=recompute has no meaning without max_lag"
         if self.exact_resume and self.runtime != "inline":
             return "exact_resume needs runtime=inline: workers that wait for nobody never repeat"
         return super().conflict()
@@ -116,7 +121,9 @@ def learn(
         max_lag=config.max_lag,
         too_old=config.too_old,
     )
-    actor = Actor.create(config, environment, worker.model, stopwatch, indices=[index])
+    actor = Actor.create(
+        config, environment, worker.model, stopwatch, indices=[index], starts=context.starts
+    )
     while not worker.finished:
         if not worker.pull():
             break

@@ -110,17 +110,16 @@ def start_trajectory(
             parameters.writer(),
             threads=config.learner_threads,
         )
-        for lane, actor in enumerate(actors):
+        for place, actor in enumerate(actors):
             runtime.start(
                 f"actor-{actor}",
                 act,
                 actor,
                 config,
                 environment,
-                trajectories.writer(lane),
+                trajectories.writer(place),
                 parameters.reader(actor),
                 threads=config.actor_threads,
-                replaceable=True,
             )
 
 

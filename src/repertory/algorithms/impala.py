@@ -77,9 +77,9 @@ class IMPALAConfig(RunConfig):
     replay_share: float = 0.0
     """Share of each batch that is drawn from replay (in the paper's experiments with it: 0.5)."""
     replay_capacity: int = 10_000
-    """Trajectories of one column that replay keeps."""
+    """Trajectories of one column that each learner's replay keeps."""
     replay_max_bytes: int = 4_000_000_000
-    """Bytes that replay takes at most; may leave room for fewer trajectories."""
+    """Bytes that each learner's replay takes at most; may leave room for fewer trajectories."""
 
     @property
     def num_players(self) -> int:
@@ -91,12 +91,19 @@ class IMPALAConfig(RunConfig):
         """Roles that learn and tell of it."""
         return self.num_learners
 
+    @property
+    def updates_per_version(self) -> int:
+        """Updates that a learner makes from a batch before it publishes."""
+        return self.passes
+
     def conflict(self) -> str | None:
         """What is wrong with settings that are each in their range, on one line."""
         if self.schedule == "fixed" and self.batch_trajectories is not None:
             return "schedule=fixed takes one trajectory of each actor: leave batch_trajectories out"
         if self.surrogate == "clip" and self.advantage_clip is not None:
             return "advantage_clip has no meaning with surrogate=clip, whose ratio is the weight"
+        if self.schedule == "fixed" and self.max_lag is not None and self.max_lag < self.passes:
+            return "schedule=fixed has a lag of one batch always: max_lag must be at least passes"
         if self.exact_resume and self.schedule != "fixed":
             return "exact_resume needs schedule=fixed: what comes first is never the same twice"
         return super().conflict()
@@ -131,17 +138,17 @@ def train(config: IMPALAConfig, environment: EnvironmentSpec, runtime: Runtime) 
             parameters.writer(),
             threads=config.learner_threads,
         )
-        for lane, actor in enumerate(actors):
+        for place, actor in enumerate(actors):
             runtime.start(
                 f"actor-{actor}",
                 act,
                 actor,
                 config,
                 environment,
-                trajectories.writer(lane),
+                trajectories.writer(place),
                 parameters.reader(actor),
                 threads=config.actor_threads,
-                replaceable=True,
+                replaceable=config.schedule == "free",  # a schedule counts on every unroll
             )
 
 
@@ -166,7 +173,9 @@ def act(
     """Take the newest parameters, play an unroll, hand it on; wait only where the queue is full."""
     stopwatch = Stopwatch()
     model = models.create_on_cpu(config, environment)
-    actor = Actor.create(config, environment, model, stopwatch, indices=[index])
+    actor = Actor.create(
+        config, environment, model, stopwatch, indices=[index], starts=context.starts
+    )
     first: int | None = None  # version; not 0 where a run goes on
     for unroll in count():
         wanted = None
@@ -239,7 +248,7 @@ def drop_old(fresh: Trajectory, config: IMPALAConfig, learner: Learner) -> None:
     """Make trajectories invalid that are too old, and count them."""
     if config.max_lag is None:
         return
-    old = learner.version - fresh.policy_version > config.max_lag
+    old = (learner.version - fresh.policy_version) * config.passes > config.max_lag
     fresh.valid[:, old] = False
     learner.window.count("trajectories_dropped", int(old.sum()))
 
@@ -249,8 +258,8 @@ def with_drawn(
 ) -> Trajectory:
     """The fresh columns, and beside them the share that is drawn from replay."""
     share = config.replay_share
-    wanted = round(fresh.num_columns * share / (1.0 - share))
-    if not len(replay) or not wanted:
+    wanted = max(1, round(fresh.num_columns * share / (1.0 - share)))
+    if not len(replay):
         return fresh
     drawn = replay.draw(wanted)
     age = (learner.version - drawn.policy_version).double().mean().item()

@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
         CheckpointError: There is no checkpoint that can be read.
     """
     words = list(arguments)
-    if not words or words[0] in ("-h", "--help"):
+    if not words or {"-h", "--help"} & set(words):
         sys.stdout.write(_HELP)
         return 0 if words else 2
     if words[0].startswith("-"):

@@ -143,10 +143,12 @@ class Pull(NamedTuple):
     Attributes:
         version: Updates that the shared parameters had seen.
         env_steps: Env steps that all workers together had learned from.
+        distance: Norm of what still lies between the worker's parameters and the shared ones.
     """
 
     version: int
     env_steps: int
+    distance: float = 0.0
 
 
 class Push(NamedTuple):
@@ -212,16 +214,25 @@ class SharedModel(Protocol):
 
 
 class RoleContext(Protocol):
-    """A role's line to the parent; the first argument of every role."""
+    """A role's line to the parent; the first argument of every role.
+
+    Attributes:
+        name: Of the role.
+        starts: How often this role was begun before, because its process had died.
+    """
 
     name: str
+    starts: int
 
     def report(self, record: Record) -> None:
         """Send a record to the parent, in order."""
         ...
 
     def offer_state(self, collect: Callable[[], Mapping[str, Any]]) -> None:
-        """Say that this is a safe point; `collect` is called only where the parent has asked."""
+        """Say that this is a safe point; `collect` is called only where the parent has asked.
+
+        If the role fails later, it is called once more, and stands for the role's result.
+        """
         ...
 
 
@@ -230,7 +241,13 @@ Role = Callable[..., Any]
 
 
 class Runtime(Protocol):
-    """Starts roles, carries what they share, and watches over them."""
+    """Starts roles, carries what they share, and watches over them.
+
+    Attributes:
+        results: What roles have returned so far, or could still give when they failed, by name.
+    """
+
+    results: dict[str, Any]
 
     def trajectory_queue(
         self, spec: TrajectorySpec, num_actors: int, *, order: Order, capacity: int = 2

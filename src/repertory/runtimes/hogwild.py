@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from repertory.checkpoints import model_state
 from repertory.optimizers import prepare_state, with_own_state
-from repertory.parameters import flat_gradient, move_towards, travelling_tensors
+from repertory.parameters import distance, flat_gradient, move_towards, travelling_tensors
 from repertory.runtimes.base import Pull, Push
 from repertory.runtimes.shared_memory import Endpoint, shared_zeros
 
@@ -130,8 +130,10 @@ class HogwildWorker(Endpoint):
             if not held:
                 return None
             self._pulled, env_steps = self._totals()
-            move_towards(travelling_tensors(model), travelling_tensors(self._model), tau)
-        return Pull(self._pulled, env_steps)
+            own, shared = travelling_tensors(model), travelling_tensors(self._model)
+            move_towards(own, shared, tau)
+            left = 0.0 if tau == 1.0 else distance(own, shared)
+        return Pull(self._pulled, env_steps, left)
 
     def push(
         self,

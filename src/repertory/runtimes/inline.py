@@ -280,6 +280,7 @@ class _SharedModelWorker:
     def __init__(self, baton: _Baton, end: SharedModelWorker) -> None:
         self._baton = baton
         self._end = end
+        self._keeps_turn = False
         self.pull = end.pull
         self.state_dict = end.state_dict
 
@@ -291,8 +292,12 @@ class _SharedModelWorker:
         learning_rate: float,
         max_lag: int | None = None,
     ) -> Push | None:
-        self._baton.pass_on("its next turn")
-        return self._end.push(gradient, env_steps, learning_rate=learning_rate, max_lag=max_lag)
+        if not self._keeps_turn:
+            self._baton.pass_on("its next turn")
+        pushed = self._end.push(gradient, env_steps, learning_rate=learning_rate, max_lag=max_lag)
+        # Whoever makes a gradient anew that was too old does so before others move on.
+        self._keeps_turn = pushed is not None and not pushed.applied
+        return pushed
 
 
 class _Presence:
@@ -319,6 +324,7 @@ class _Context:
 
     def __init__(self, runtime: InlineRuntime, name: str) -> None:
         self.name = name
+        self.starts = 0
         self._runtime = runtime
         self._states_given = 0
 
@@ -326,6 +332,7 @@ class _Context:
         self._runtime._report(self.name, record)
 
     def offer_state(self, collect: Callable[[], Mapping[str, Any]]) -> None:
+        self._runtime._last_states[self.name] = collect
         if self._states_given < self._runtime._states_asked:
             self._states_given = self._runtime._states_asked
             self.report({"kind": "state", "state": collect()})
@@ -337,9 +344,10 @@ class InlineRuntime:
     def __init__(self) -> None:
         """Nothing runs before `supervise`."""
         self._baton = _Baton()
-        self._results: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         self._stop = False
         self._states_asked = 0
+        self._last_states: dict[str, Callable[[], Mapping[str, Any]]] = {}
         self._deliver: Callable[[str, Record], None] = lambda name, record: None
         self._parents_error: Exception | None = None
 
@@ -401,7 +409,7 @@ class InlineRuntime:
         generators_before = global_generators()
         pool = [
             threading.Thread(
-                target=self._baton.run, args=(role, self._results), name=role.name, daemon=True
+                target=self._baton.run, args=(role, self.results), name=role.name, daemon=True
             )
             for role in self._baton.roles
         ]
@@ -414,12 +422,15 @@ class InlineRuntime:
             thread.join()
         torch.set_num_threads(threads_before)
         restore_global_generators(generators_before)
+        if self._baton.failure is not None:
+            for name, collect in self._last_states.items():
+                self.results.setdefault(name, collect())
         if self._parents_error is not None:
             raise self._parents_error
         if self._baton.failure is not None:
-            self._baton.failure.results = self._results
+            self._baton.failure.results = self.results
             raise self._baton.failure
-        return self._results
+        return self.results
 
     def collect_state(self) -> None:
         """See `Runtime`."""

@@ -16,136 +16,30 @@ import queue
 import signal
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-import torch.multiprocessing  # registers how tensors travel to a spawned process
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from repertory.metrics import Record
 from repertory.runtimes.base import Order, Role, RoleFailed
 from repertory.runtimes.hogwild import FileLock, NoLock, SharedParameters
+from repertory.runtimes.process_role import POLL_SECONDS, Control, run_role
 from repertory.runtimes.shared_memory import (
     Channel,
-    Endpoint,
     SharedGroup,
     SharedQueue,
     SharedStore,
-    shared_zeros,
 )
-from repertory.spawning import begin_child, deaf_to_signals
+from repertory.spawning import deaf_to_signals
 from repertory.trajectories import TrajectorySpec
 
-_MAX_ROLES = 1024
-_POLL_SECONDS = 0.1  # how soon a waiting role sees that the run is over
+_STOP_SECONDS = 5.0  # for roles to end by themselves after a stop, before no verb waits any more
 _GRACE_SECONDS = 5.0  # for roles to end by themselves before they are killed
 _START_SECONDS = 600.0  # for a role to give its first sign of life; slow starts are no failure
-
-
-class _Control:
-    """A few shared numbers: each is written by one process at a time and read by all."""
-
-    def __init__(self) -> None:
-        self._flags = shared_zeros(3, dtype=torch.int64)
-        self._beats = shared_zeros(_MAX_ROLES, dtype=torch.int64)
-
-    @property
-    def stopping(self) -> bool:
-        """The run was asked to end after the update in progress."""
-        return bool(self._flags[0])
-
-    @property
-    def aborted(self) -> bool:
-        """The run is over: no verb waits any more."""
-        return bool(self._flags[1])
-
-    @property
-    def states_asked(self) -> int:
-        """How often the parent asked for the roles' states."""
-        return int(self._flags[2])
-
-    def stop(self) -> None:
-        self._flags[0] = 1
-
-    def abort(self) -> None:
-        self._flags[1] = 1
-
-    def ask_for_state(self) -> None:
-        self._flags[2] += 1
-
-    def beat(self, index: int) -> None:
-        """A role's sign of life."""
-        self._beats[index] += 1
-
-    def beats(self, index: int) -> int:
-        """How many signs of life a role has given."""
-        return int(self._beats[index])
-
-
-class _Context:
-    """A role's line to the parent, in the role's process."""
-
-    def __init__(
-        self, name: str, index: int, control: _Control, pipe: Connection, patience: float
-    ) -> None:
-        self.name = name
-        self._patience = patience
-        self.control = control
-        self._index = index
-        self._pipe = pipe
-        self._states_given = 0
-
-    @property
-    def stopping(self) -> bool:
-        return self.control.stopping
-
-    @property
-    def aborted(self) -> bool:
-        return self.control.aborted
-
-    def beat(self) -> None:
-        """Give a sign of life."""
-        self.control.beat(self._index)
-
-    def report(self, record: Record) -> None:
-        self.beat()
-        self.send("record", record)
-
-    def offer_state(self, collect: Callable[[], Mapping[str, Any]]) -> None:
-        asked = self.control.states_asked
-        if self._states_given < asked:
-            self._states_given = asked
-            self.report({"kind": "state", "state": collect()})
-
-    def send(self, kind: str, content: Any) -> None:
-        """Plain pickle: it copies tensors, where the spawning one would share them."""
-        self._pipe.send_bytes(pickle.dumps((kind, content)))
-
-    def wait_for(self, channels: list[Channel]) -> list[Channel]:
-        """Wait until messages lie in some of `channels`; an empty list when the run is over.
-
-        Raises:
-            TimeoutError: Nothing came for longer than anything that is alive may take.
-        """
-        by_connection = {channel.receiving: channel for channel in channels}
-        deadline = time.monotonic() + self._patience
-        while True:
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"{self.name} has waited {self._patience:g} s for others who give signs of "
-                    "life but nothing else"
-                )
-            self.beat()
-            ready = wait(list(by_connection), _POLL_SECONDS)
-            if ready:
-                return [by_connection[connection] for connection in ready]  # type: ignore[index]
-            if self.control.aborted:
-                return []
 
 
 @dataclass
@@ -166,6 +60,7 @@ class _Child:
     reader: threading.Thread
     first_beats: int
     beats: int
+    starts: int
     silent_seconds: float = 0.0
     reason: str | None = None
     ended: bool = False
@@ -188,7 +83,7 @@ class ProcessRuntime:
             max_restarts: How many dead or hung roles are replaced before one ends the run; only
                 those that were started as replaceable.
         """
-        self._control = _Control()
+        self._control = Control()
         self._timeout = role_timeout_seconds
         self._start_seconds = start_seconds or _START_SECONDS
         # Others may still be starting, and then be silent for as long as is allowed.
@@ -198,11 +93,11 @@ class ProcessRuntime:
         self._children: list[_Child] = []
         self._names: list[str] = []
         self._inbox: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
-        self._results: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         self._failure: RoleFailed | None = None
         self._looked = time.monotonic()
+        self._stop_seen: float | None = None
         self._max_restarts = max_restarts
-        self._restarts = 0
         self._restarts = 0
 
     def trajectory_queue(
@@ -264,13 +159,24 @@ class ProcessRuntime:
         arguments: tuple[Any, ...],
         threads: int,
         replaceable: bool,
+        starts: int = 0,
     ) -> _Child:
         """Start a role's process, and a thread that listens to it."""
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe(duplex=False)
         process = spawn.Process(
-            target=_run_role,
-            args=(name, index, role, arguments, self._control, theirs, threads, self._patience),
+            target=run_role,
+            args=(
+                name,
+                index,
+                role,
+                arguments,
+                self._control,
+                theirs,
+                threads,
+                self._patience,
+                starts,
+            ),
             name=name,
             daemon=False,
         )
@@ -281,7 +187,17 @@ class ProcessRuntime:
         beats = self._control.beats(index)
         reader.start()
         return _Child(
-            name, index, role, arguments, threads, replaceable, process, reader, beats, beats
+            name,
+            index,
+            role,
+            arguments,
+            threads,
+            replaceable,
+            process,
+            reader,
+            beats,
+            beats,
+            starts,
         )
 
     def supervise(self, on_record: Callable[[str, Record], None]) -> dict[str, Any]:
@@ -290,13 +206,18 @@ class ProcessRuntime:
             while not all(child.ended for child in self._children):
                 self._read_messages(on_record)
                 self._look_for_the_hung()
+                if self._stopped_for(_STOP_SECONDS):
+                    self._control.abort()  # nobody waits any more; learners still give their state
+                if self._stopped_for(_STOP_SECONDS + _GRACE_SECONDS / 2):
+                    break
                 if self._failure is not None:
                     raise self._failure
-            return self._results
+            return self.results
         finally:
             self.close()
+            self._keep_late_results()
             if self._failure is not None:
-                self._keep_late_results(self._failure)
+                self._failure.results = self.results
 
     def collect_state(self) -> None:
         """See `Runtime`."""
@@ -344,20 +265,26 @@ class ProcessRuntime:
     def _read_messages(self, on_record: Callable[[str, Record], None]) -> None:
         """Handle what has come, waiting a little for the first."""
         with contextlib.suppress(queue.Empty):
-            message = self._inbox.get(timeout=_POLL_SECONDS)
+            message = self._inbox.get(timeout=POLL_SECONDS)
             while True:
                 index, kind, content = message
                 self._handle(self._children[index], kind, content, on_record)
                 message = self._inbox.get_nowait()
 
-    def _keep_late_results(self, failure: RoleFailed) -> None:
+    def _stopped_for(self, seconds: float) -> bool:
+        """Whether the run was asked to stop, and so many seconds have passed since."""
+        if not self._control.stopping:
+            return False
+        self._stop_seen = self._stop_seen or time.monotonic()
+        return time.monotonic() - self._stop_seen > seconds
+
+    def _keep_late_results(self) -> None:
         """What other roles returned when they saw that the run was over."""
         with contextlib.suppress(queue.Empty):
             while True:
                 index, kind, content = self._inbox.get_nowait()
                 if kind == "result":
-                    self._results[self._names[index]] = content
-        failure.results = self._results
+                    self.results[self._names[index]] = content
 
     def _handle(
         self, child: _Child, kind: str, content: Any, on_record: Callable[[str, Record], None]
@@ -365,18 +292,20 @@ class ProcessRuntime:
         if kind == "record":
             on_record(child.name, content)
         elif kind == "result":
-            self._results[child.name] = content
+            self.results[child.name] = content
         elif kind == "error":
             self._fail(child, *content)
         elif not child.ended:
             child.ended = True
             child.process.join(_GRACE_SECONDS)
-            if child.name not in self._results and self._failure is None:
+            if child.name not in self.results and self._failure is None:
                 self._replace_or_fail(child, on_record)
 
     def _replace_or_fail(self, child: _Child, on_record: Callable[[str, Record], None]) -> None:
         """A role has ended without a result or an error: killed from outside, or hung."""
         reason = child.reason or f"{_how_it_ended(child.process)} (pid {child.process.pid})"
+        if self._control.stopping:
+            return  # it would only have to end again
         if not child.replaceable:
             self._fail(child, reason)
             return
@@ -389,9 +318,17 @@ class ProcessRuntime:
             f"{self._max_restarts} replacements)"
         )
         on_record(child.name, {"kind": "event", "event": "replaced", "message": message})
+        child.process.kill()  # one that has only closed its line
+        child.process.join()
         child.process.close()
         self._children[child.index] = self._launch(
-            child.name, child.index, child.role, child.arguments, child.threads, child.replaceable
+            child.name,
+            child.index,
+            child.role,
+            child.arguments,
+            child.threads,
+            child.replaceable,
+            starts=child.starts + 1,
         )
 
     def _look_for_the_hung(self) -> None:
@@ -425,29 +362,3 @@ def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
         known = {number.value: number.name for number in signal.Signals}
         return f"killed by {known.get(-code, f'signal {-code}')}"
     return f"ended with exit code {code} and without a word"
-
-
-def _run_role(
-    name: str,
-    index: int,
-    role: Role,
-    arguments: tuple[Any, ...],
-    control: _Control,
-    pipe: Connection,
-    threads: int,
-    patience: float,
-) -> None:
-    """A role's whole life, in its own process."""
-    begin_child()
-    torch.set_num_threads(threads)
-    context = _Context(name, index, control, pipe, patience)
-    for argument in arguments:
-        if isinstance(argument, Endpoint):
-            argument.attach(context)
-    try:
-        result = role(context, *arguments)
-        context.send("result", result)
-    except BaseException as error:
-        reason = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError):
-            context.send("error", (reason, traceback.format_exc()))

@@ -152,6 +152,18 @@ FAULTS: dict[str, Callable[[psutil.Process, Path, random.Random], None]] = {
 }
 
 
+EXPECTED = {
+    "role killed": {1},
+    "role stopped": {1},
+    "parent killed": {-9},
+    "interrupted": {130},
+    "terminated twice": {143},
+    "checkpoint cut": {-9},
+    "folder away": set[int](),
+}
+"""Exit codes other than 0 that are right after a fault."""
+
+
 def main() -> None:
     """Draw the cases, one after another, and write down what came of them."""
     arguments = tyro.cli(Arguments, description=__doc__)
@@ -165,10 +177,14 @@ def main() -> None:
             draw.choice(list(FAULTS)),
         )
         with tempfile.TemporaryDirectory() as folder:
+            before = {child.pid for child in psutil.Process().children(recursive=True)}
             try:
                 play(case, Path(folder) / "run", draw)
             except Exception as error:
                 case.message = f"{type(error).__name__}: {error}"
+            for child in psutil.Process().children(recursive=True):
+                if child.pid not in before:  # of a case that failed; the next one starts clean
+                    child.kill()
         cases.append(case)
         sys.stdout.write(f"{number + 1}: {case}\n")
         sys.stdout.flush()
@@ -200,6 +216,8 @@ def play(case: Case, folder: Path, draw: random.Random) -> None:
     case.message = lines[-1] if lines else ""
     if case.exit_code == 0:
         case.outcome = "survived"
+    elif case.exit_code not in EXPECTED[case.fault]:
+        raise RuntimeError(f"exit code {case.exit_code}: {case.message}")
     else:
         told = last_env_steps(folder)
         subprocess.run(

@@ -48,12 +48,15 @@ class Control:
         return int(self._flags[2])
 
     def stop(self) -> None:
+        """Ask the roles to end after the update in progress."""
         self._flags[0] = 1
 
     def abort(self) -> None:
+        """Have no verb wait any more."""
         self._flags[1] = 1
 
     def ask_for_state(self) -> None:
+        """Ask the roles for their states at their next safe point."""
         self._flags[2] += 1
 
     def beat(self, index: int) -> None:
@@ -88,10 +91,12 @@ class Context:
 
     @property
     def stopping(self) -> bool:
+        """See `Waiter`."""
         return self.control.stopping
 
     @property
     def aborted(self) -> bool:
+        """See `Waiter`."""
         return self.control.aborted
 
     def beat(self) -> None:
@@ -99,10 +104,12 @@ class Context:
         self.control.beat(self._index)
 
     def report(self, record: Record) -> None:
+        """See `RoleContext`."""
         self.beat()
         self.send("record", record)
 
     def offer_state(self, collect: Callable[[], Mapping[str, Any]]) -> None:
+        """See `RoleContext`."""
         self.last_state = collect
         asked = self.control.states_asked
         if self._states_given < asked:

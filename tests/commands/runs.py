@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,7 @@ def make_run(
     *,
     env_steps: int = 1000,
     chances: Sequence[float] | None = None,
+    prepare: Callable[[ActorCritic], None] | None = None,
     **settings: Any,
 ) -> Path:
     """A run folder with one checkpoint of a fresh model.
@@ -140,6 +141,7 @@ def make_run(
         env: The environment's id.
         env_steps: What the checkpoint says it has learned from.
         chances: If given, the model's policy has these chances of each action, always.
+        prepare: If given, sets the model's parameters.
         settings: Of the run.
     """
     config = from_dict(ALGORITHMS["a2c"].config, {"env": env, "run_dir": folder, **settings})
@@ -152,6 +154,8 @@ def make_run(
         )
     if chances is not None:
         fix_policy(model, chances)
+    if prepare is not None:
+        prepare(model)
     state = make_state(
         model=model_state(model),
         optimizer={},
@@ -170,3 +174,20 @@ def fix_policy(model: ActorCritic, chances: Sequence[float]) -> None:
     with torch.no_grad():
         model.policy.weight.zero_()
         model.policy.bias.copy_(torch.tensor([math.log(chance) for chance in chances]))
+
+
+def remember_the_cue(model: ActorCritic) -> None:
+    """Set the parameters of an `mlp` with an LSTM of one cell so that it solves `Memory-v0`.
+
+    The cell takes the cue, minus or plus one, into its state, keeps it as long as nothing is shown,
+    and the policy plays it; without its state the model knows nothing.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.torso.layers[0].weight[0] = torch.tensor([-5.0, 5.0])
+        model.torso.layers[2].weight[0, 0] = 5.0
+        lstm = model.core.recurrent
+        lstm.weight_ih_l0[2, 0] = 5.0  # gates stand as input, forget, cell, output
+        lstm.bias_ih_l0[[0, 1, 3]] = 10.0
+        model.policy.weight[:, 0] = torch.tensor([-5.0, 5.0])

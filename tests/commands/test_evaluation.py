@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 import torch
 from gymnasium import spaces
@@ -23,7 +24,7 @@ from repertory.evaluation import EVALUATOR, evaluate, play, shares
 from repertory.models.base import ModelOutput
 from repertory.models.policies import Categorical
 from repertory.trajectories import CoreState
-from tests.commands.runs import LivesVector, make_run
+from tests.commands.runs import LivesVector, make_run, remember_the_cue
 
 ENDLESS = "tests.commands.runs:Endless-v0"
 SHORT_OR_LONG = "tests.commands.runs:ShortOrLong-v0"
@@ -214,6 +215,89 @@ def test_a_recurrent_agent_is_evaluated(tmp_path: Path) -> None:
     agent = agent_of(tmp_path, "repertory/Memory-v0", core="gru", core_size=8)
     evaluation = evaluate(agent, episodes=4)
     assert len(evaluation.episodes) == 4
+
+
+def greedy_return(agent: Agent, environment: Any, observation: Any, *, forgets: bool) -> float:
+    """One game played by hand; with `forgets` every step begins with the initial core state."""
+    state, total, over = agent.model.initial_core_state(1), 0.0, False
+    with torch.no_grad():
+        while not over:
+            rows = torch.from_numpy(observation)[None, None]
+            output = agent.model(rows, state, torch.zeros(1, 1, dtype=torch.bool))
+            state = agent.model.initial_core_state(1) if forgets else output.core_state
+            observation, reward, terminated, truncated, _ = environment.step(
+                int(output.policy.mode())
+            )
+            total, over = total + float(reward), terminated or truncated
+    return total
+
+
+def test_b32_a_restored_recurrent_agent_is_evaluated_with_its_memory(tmp_path: Path) -> None:
+    """eval/watch of a recurrent agent forgets the state.
+
+    It earns what a greedy game by hand earns under the same seed: 1, and by chance half of it where
+    the state is dropped. Source: ray-project/ray#9220; huggingface/huggingface_sb3 PR#8.
+    """
+    agent = agent_of(
+        tmp_path, "repertory/Memory-v0", core="lstm", core_size=1, prepare=remember_the_cue
+    )
+    evaluation = evaluate(agent, episodes=40, greedy=True, num_envs=1)
+    by_hand: dict[bool, list[float]] = {False: [], True: []}
+    for forgets, returns in by_hand.items():
+        environment = gymnasium.make("repertory/Memory-v0")
+        seed = seeds_for(agent.config.seed, EVALUATOR, 2)[1]
+        for game in range(40):
+            observation, _ = environment.reset(seed=seed if game == 0 else None)
+            returns.append(greedy_return(agent, environment, observation, forgets=forgets))
+        environment.close()
+    assert evaluation.returns == by_hand[False] == [1.0] * 40
+    assert 0.2 < np.mean(by_hand[True]) < 0.8
+
+
+class GraphWatch:
+    """A model that checks what it gives and notes what the process takes, every 2,500 rows."""
+
+    def __init__(self, model: Any) -> None:
+        assert all(parameter.requires_grad for parameter in model.parameters())
+        self.model = model
+        self.rows = 0
+        self.resident: list[int] = []
+
+    def initial_core_state(self, num_columns: int) -> CoreState:
+        state: CoreState = self.model.initial_core_state(num_columns)
+        return state
+
+    def __call__(self, observations: Tensor, core_state: CoreState, resets: Tensor) -> ModelOutput:
+        output: ModelOutput = self.model(observations, core_state, resets)
+        self.rows += 1
+        if self.rows % 2_500:
+            return output
+        log_probs = output.policy.log_prob(output.policy.mode())
+        for tensor in (log_probs, output.policy.entropy(), output.values, *output.core_state):
+            assert tensor.grad_fn is None
+            assert not tensor.requires_grad
+        self.resident.append(psutil.Process().memory_info().rss)
+        return output
+
+
+@pytest.mark.parametrize("way", ["evaluate", "predict"])
+def test_b40_ten_thousand_steps_build_no_graph_and_take_no_memory(tmp_path: Path, way: str) -> None:
+    """`volatile=True` became a no-op, so that acting builds graphs and grows.
+
+    Source: ikostrikov/pytorch-a3c#52, #57; ray-project/ray PR#2036; facebookresearch/ELF PR#109;
+    yunjey/pytorch-tutorial PR#143.
+    """
+    agent = agent_of(tmp_path, ENDLESS, core="lstm", core_size=16)
+    watch = agent.model = GraphWatch(agent.model)
+    if way == "evaluate":
+        evaluation = evaluate(agent, episodes=1, max_episode_steps=10_000)
+        assert evaluation.lengths == [10_000]
+    else:
+        state = None
+        for _ in range(10_000):
+            _, state = agent.predict(np.ones(1, np.float32), state)
+    assert len(watch.resident) == 4
+    assert watch.resident[-1] < 1.05 * watch.resident[0]
 
 
 def test_the_record_of_an_evaluation(tmp_path: Path) -> None:

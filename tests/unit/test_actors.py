@@ -130,6 +130,18 @@ def test_b21_one_version_for_the_whole_unroll_and_its_own_log_probs() -> None:
     actor.close()
 
 
+def test_b40_acting_builds_no_graph() -> None:
+    """`volatile=True` became a no-op, so that acting builds graphs and grows.
+
+    Source: ikostrikov/pytorch-a3c#52, #57; ray-project/ray PR#2036; facebookresearch/ELF PR#109;
+    yunjey/pytorch-tutorial PR#143.
+    """
+    (one,) = play(lambda: Counter(3, "term"), unroll_length=5, unrolls=1)
+    for tensor in one.to_fields().values():
+        assert tensor.grad_fn is None
+        assert not tensor.requires_grad
+
+
 def test_b04_the_policy_never_plays_on_a_dead_state_and_the_critic_sees_the_true_last() -> None:
     """Reset observation used for the timeout value, or terminal observation fed to the actor.
 

@@ -553,10 +553,11 @@ def test_resets_act_on_their_row_and_column_alone(kind: str, probability: float)
 
 
 @KINDS
-def test_state_is_reset_inside_an_unroll(kind: str) -> None:
-    """Rows after an end equal a fresh run over them, and send no gradient to rows before it.
+def test_b27_state_is_reset_inside_an_unroll(kind: str) -> None:
+    """State must be reset inside the unroll.
 
-    Source: hill-a/stable-baselines#263, #1022, Alfredvc/paac#2.
+    Rows after an end equal a fresh run over them, and send no gradient to rows before it.
+    Source: hill-a/stable-baselines#263, #1022; Alfredvc/paac#2.
     """
     core, inputs = make_core(kind), features(5, 1).requires_grad_()
     resets = torch.tensor([[False], [False], [False], [True], [False]])
@@ -583,9 +584,10 @@ def test_what_a_finished_episode_left_is_not_read(kind: str) -> None:
 
 
 @KINDS
-def test_a_model_has_its_own_initial_state_in_every_episode(kind: str) -> None:
-    """A state that starts at 0.5 starts there again after each end, acting and learning alike.
+def test_b28_a_model_has_its_own_initial_state_in_every_episode(kind: str) -> None:
+    """Custom initial state ignored between episodes.
 
+    A state that starts at 0.5 starts there again after each end, acting and learning alike.
     Source: ray-project/ray#15483.
     """
     core, inputs = make_core(kind, 0.5), features(6, 1)

@@ -197,6 +197,11 @@ class RunConfig:
         return 1
 
     @property
+    def awaits_versions(self) -> bool:
+        """Whether actors wait for versions by number, also for those without an update."""
+        return True
+
+    @property
     def in_step(self) -> bool:
         """Whether the roles that learn make every update together."""
         return True

@@ -137,8 +137,8 @@ class Learner:
             versions = policy_lag(self.version, batch.policy_version[:num_fresh][learned])
             lag = versions * self._config.updates_per_version
             self.window.add_played(batch, lag)
-        # A version even where there was nothing to learn: actors may wait for it by number.
-        self.version += num_fresh > 0
+        if counts[0] > 0 or self._config.awaits_versions:
+            self.version += num_fresh > 0
         if counts[0] == 0:
             return True
         with self._stopwatch("learning"):

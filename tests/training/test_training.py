@@ -416,3 +416,24 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     before = Leftovers.now()
     run("second")
     before.check()
+
+
+@pytest.mark.parametrize("algorithm", ["batched_a2c", "impala"])
+def test_a_batch_of_nothing_but_resets_does_not_stop_a_schedule(
+    algorithm: str, tmp_path: Path
+) -> None:
+    """Episodes of one step and unrolls of one tick: every second batch holds no transition."""
+    settings: dict[str, Any] = {
+        "env": "repertory/Bandit-v0",
+        "runtime": "inline",
+        "num_actors": 2,
+        "num_envs": 2,
+        "unroll_length": 1,
+        "total_steps": 40,
+        "run_dir": tmp_path / "run",
+    }
+    if algorithm == "impala":
+        result = train(IMPALAConfig(**settings, schedule="fixed"))
+    else:
+        result = train(BatchedA2CConfig(**settings, sync="trajectory"))
+    assert result.env_steps == 40

@@ -96,6 +96,11 @@ class IMPALAConfig(RunConfig):
         """Updates that a learner makes from a batch before it publishes."""
         return self.passes
 
+    @property
+    def awaits_versions(self) -> bool:
+        """Whether actors wait for versions by number, also for those without an update."""
+        return self.schedule == "fixed"
+
     def conflict(self) -> str | None:
         """What is wrong with settings that are each in their range, on one line."""
         if self.schedule == "fixed" and self.batch_trajectories is not None:

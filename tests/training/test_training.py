@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from repertory import A2CConfig, BatchedA2CConfig, train
+from repertory.algorithms.impala import IMPALAConfig
 from repertory.checkpoints import load, resolve
 from repertory.config import ConfigError
 from repertory.console import PlainConsole

@@ -133,8 +133,8 @@ def summary(case: dict[str, Any]) -> str:
     """One line a case."""
     return (
         f"{case['numbers']:,} numbers, {case['workers']} workers, "
-        f"{'lock' if case['lock'] else 'lock-free'}: {case['survived_mean']:.2%} of the pushes "
-        f"survive (at least {case['survived_min']:.2%} in every number), "
+        f"{'lock' if case['lock'] else 'lock-free'}: {case['survived_mean']:.3%} of the pushes "
+        f"survive (at least {case['survived_min']:.3%} in every number), "
         f"{case['pushes_per_second']:,.0f} pushes/s"
     )
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shlex
 import signal
 import subprocess
 import sys
@@ -22,13 +21,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import tyro
 
-from repertory.metrics import git_state, machine, versions
+from reports import origin
 
 START_SECONDS = 120.0
 END_SECONDS = 150.0
@@ -278,11 +276,7 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> None:
 def write(arguments: Arguments, cases: list[Case]) -> None:
     """The result as it stands."""
     result = {
-        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "benchmarks/faults.py", *sys.argv[1:]]),
-        "git": git_state(),
-        "machine": machine(),
-        "versions": versions(),
+        **origin(__file__),
         "outcomes": dict(Counter(case.outcome for case in cases)),
         "left_something": sum(bool(case.leftovers) for case in cases),
         "cases": [asdict(case) for case in cases],

@@ -18,15 +18,13 @@ import argparse
 import dataclasses
 import json
 import shlex
-import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from repertory.commands.arguments import parse_train
 from repertory.config import RunConfig, parse_yaml, to_dict
-from repertory.metrics import git_state, machine, versions
 from repertory.training import train
+from reports import RESULTS, origin
 
 _POINTS = 200
 _CURVE = ("env_steps", "wall_seconds", "episode_return_mean", "entropy", "explained_variance")
@@ -42,7 +40,7 @@ def main() -> None:
     source.add_argument("--from", nargs="+", type=Path, dest="folders", help="run folders")
     source.add_argument("--train", nargs=argparse.REMAINDER, help="as the command")
     arguments = parser.parse_args()
-    output = Path(__file__).parent / "results" / f"learning__{arguments.name}.json"
+    output = RESULTS / f"learning__{arguments.name}.json"
     output.parent.mkdir(exist_ok=True)
     runs = [from_folder(folder, arguments.threshold) for folder in arguments.folders or ()]
     if runs:
@@ -122,11 +120,7 @@ def report(
     """Everything that belongs to the figures."""
     train_words = {"train": shlex.join(["repertory", "train", *words])} if words else {}
     return train_words | {
-        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "benchmarks/learning.py", *sys.argv[1:]]),
-        "git": git_state(),
-        "machine": machine(),
-        "versions": versions(),
+        **origin(__file__),
         "threshold": threshold,
         "runs": runs,
     }

@@ -11,16 +11,12 @@ the same moods of the machine; what counts is the median of each and the median 
 from __future__ import annotations
 
 import dataclasses
-import json
 import multiprocessing
 import os
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, Literal
@@ -31,9 +27,9 @@ import tyro
 from repertory import environments, models
 from repertory.commands.arguments import parse_train
 from repertory.config import RunConfig, to_dict
-from repertory.metrics import git_state, machine, versions
 from repertory.progress import STAGES
 from repertory.training import train
+from reports import RESULTS, as_words, origin, say, write
 
 
 @dataclass
@@ -83,31 +79,16 @@ def main() -> None:
     for stage, microseconds in stages.items():
         say(f"  {stage:<12} {microseconds:7.1f}")
     output = arguments.output or default_output(config, arguments)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(
-        json.dumps(
-            {
-                "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-                "command": shlex.join(["python", "benchmarks/throughput.py", *sys.argv[1:]]),
-                "git": git_state(),
-                "machine": machine(),
-                "versions": versions(),
-                "config": to_dict(config),
-                "median": medians,
-                "microseconds_per_env_step": stages,
-                "rounds": rounds,
-            },
-            indent=2,
-        )
-        + "\n"
+    write(
+        output,
+        {
+            **origin(__file__),
+            "config": to_dict(config),
+            "median": medians,
+            "microseconds_per_env_step": stages,
+            "rounds": rounds,
+        },
     )
-    say(f"written to {output}")
-
-
-def say(line: str) -> None:
-    """Print at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def read_config(arguments: Arguments) -> RunConfig:
@@ -117,9 +98,7 @@ def read_config(arguments: Arguments) -> RunConfig:
         words += ["--protocol", arguments.protocol]
     if arguments.algorithm == "batched_a2c":
         words += ["--num-learners", str(os.cpu_count())]
-    for flag in arguments.flags:
-        name, equals, value = flag.partition("=")
-        words += [f"--{name}", value] if equals else [f"--{name}"]
+    words += as_words(arguments.flags)
     return parse_train(words).configs[0]
 
 
@@ -127,7 +106,7 @@ def default_output(config: RunConfig, arguments: Arguments) -> Path:
     """A name that says what was measured."""
     parts = [arguments.env, arguments.algorithm, config.network, config.precision]
     name = "__".join(parts).replace("/", "_")
-    return Path(__file__).parent / "results" / f"throughput__{name}.json"
+    return RESULTS / f"throughput__{name}.json"
 
 
 def measure_run(config: RunConfig, seconds: float) -> tuple[float, dict[str, float]]:

@@ -253,6 +253,8 @@ class Run:
     def _due_after(self, name: str, env_steps: int) -> None:
         """Have the next one made at the next multiple of its interval, if it has one."""
         interval = getattr(self._config, f"{name}_steps")
+        if name == "checkpoint" and self._config.exact_resume:
+            return  # made where a leg ends
         if interval is not None:
             self._due[name] = (env_steps // interval + 1) * interval
 

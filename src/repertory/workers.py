@@ -119,12 +119,12 @@ class Worker:
         Raises:
             FloatingPointError: The gradient is not finite; the shared parameters are left alone.
         """
-        pushed = self._push(batch, targets)
+        pushed = self._push(batch, targets, self._max_lag)
         if pushed is not None and not pushed.applied and self._too_old == "recompute":
             self._account.window.count("gradients_recomputed")
             if not self.pull():
                 return False
-            pushed = self._push(batch, targets)
+            pushed = self._push(batch, targets, max_lag=None)  # as fresh as one can be
         if pushed is None:
             return False
         if not pushed.applied:
@@ -143,7 +143,7 @@ class Worker:
         self._account.close(context, self.env_steps)
         return self._shared.state_dict()
 
-    def _push(self, batch: Trajectory, targets: TargetFunction) -> Push | None:
+    def _push(self, batch: Trajectory, targets: TargetFunction, max_lag: int | None) -> Push | None:
         """Make the gradient of a batch and push it."""
         objective, here = self._objective, batch.to(self._objective.device)
         schedule = Schedule.at(self._config, self.env_steps)
@@ -166,7 +166,7 @@ class Worker:
                 objective.gradient,
                 count,
                 learning_rate=schedule.learning_rate,
-                max_lag=self._max_lag,
+                max_lag=max_lag,
             )
         if pushed is None:
             return None

@@ -28,6 +28,7 @@ SETTINGS: dict[str, Any] = {
     "log_every_steps": 50,
     "evaluation_steps": 200,
     "evaluation_episodes": 3,
+    "keep_checkpoints": 100,
 }
 
 

@@ -93,5 +93,6 @@ def test_b24_a_long_run_takes_no_more_memory_than_a_short_one(
     growth = {pid: late.resident[pid] / rss - 1 for pid, rss in early.resident.items()}
     assert max(growth.values()) < 0.05, growth
     assert late.descriptors == early.descriptors
-    # Lines of metrics hold a few; an unroll that was kept would be ten tensors each time.
-    assert late.tensors <= early.tensors + 20
+    # Lines of metrics hold a few, and a state on its way to a file some twenty-five; unrolls that
+    # were kept would be hundreds.
+    assert late.tensors <= early.tensors + 60

@@ -216,7 +216,7 @@ def test_b59_an_environment_that_raises_stops_the_run_with_its_own_words(
     assert "boom" in last["message"]
     # The learner, which is well, hands over what it has when it sees that the run is over.
     saved = list((tmp_path / "run" / "checkpoints").glob("step_*.pt"))
-    assert len(saved) == (1 if runtime == "processes" else 0)
+    assert len(saved) == 1
     before.check(descriptors=False)
 
 

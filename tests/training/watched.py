@@ -29,9 +29,9 @@ class WatchedRuntime:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runtime, name)
 
-    def start(self, name: str, role: Callable[..., Any], *arguments: Any, threads: int = 1) -> None:
+    def start(self, name: str, role: Callable[..., Any], *arguments: Any, **settings: Any) -> None:
         self.records[name] = []
-        self._runtime.start(name, _watch, role, *arguments, threads=threads)
+        self._runtime.start(name, _watch, role, *arguments, **settings)
 
     def run(self) -> dict[str, Any]:
         """Supervise to the end; the roles' results."""

@@ -280,7 +280,6 @@ class _SharedModelWorker:
     def __init__(self, baton: _Baton, end: SharedModelWorker) -> None:
         self._baton = baton
         self._end = end
-        self._keeps_turn = False
         self.pull = end.pull
         self.state_dict = end.state_dict
 
@@ -292,12 +291,8 @@ class _SharedModelWorker:
         learning_rate: float,
         max_lag: int | None = None,
     ) -> Push | None:
-        if not self._keeps_turn:
-            self._baton.pass_on("its next turn")
-        pushed = self._end.push(gradient, env_steps, learning_rate=learning_rate, max_lag=max_lag)
-        # Whoever makes a gradient anew that was too old does so before others move on.
-        self._keeps_turn = pushed is not None and not pushed.applied
-        return pushed
+        self._baton.pass_on("its next turn")
+        return self._end.push(gradient, env_steps, learning_rate=learning_rate, max_lag=max_lag)
 
 
 class _Presence:

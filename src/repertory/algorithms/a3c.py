@@ -124,9 +124,7 @@ def learn(
     actor = Actor.create(
         config, environment, worker.model, stopwatch, indices=[index], starts=context.starts
     )
-    while not worker.finished:
-        if not worker.pull():
-            break
+    while worker.pull() and not worker.finished:
         batch = actor.unroll(worker.version)
         if not worker.push(batch, partial(targets, config)):
             break

@@ -42,21 +42,21 @@ class Arguments:
     network_pushes: int = 1_000
     """Pushes of each process into as many numbers as A3C's network has."""
     output: Path = RESULTS / "hogwild.json"
-    """JSON file."""
+    """JSON file; written after every case."""
 
 
 def main() -> None:
     """Measure and write down."""
     arguments = tyro.cli(Arguments, description=__doc__)
-    load = os.getloadavg()[0]
+    # Of the machine before the measurement: what else runs decides who interrupts whom.
+    header = {**origin(__file__), "load_average": os.getloadavg()[0]}
     cases = []
     for size, pushes in ((1, arguments.pushes), (network_size(), arguments.network_pushes)):
         for num_workers in arguments.workers:
             for lock in (False, True):
                 cases.append(measure(size, pushes, num_workers, lock=lock))
                 say(summary(cases[-1]))
-    # Of the machine before the measurement: what else ran changes who interrupts whom.
-    write(arguments.output, {**origin(__file__), "load_average": load, "cases": cases})
+                write(arguments.output, {**header, "cases": cases})
 
 
 def network_size() -> int:

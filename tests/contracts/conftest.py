@@ -10,13 +10,16 @@ from repertory.runtimes.base import Runtime
 from repertory.runtimes.inline import InlineRuntime
 from repertory.runtimes.processes import ProcessRuntime
 from tests.leftovers import Leftovers
+from tests.ray_clusters import HAS_RAY, shared_address
 
 RUNTIMES: dict[str, Callable[[], Runtime]] = {
     "inline": InlineRuntime,
     "processes": ProcessRuntime,
+    "ray": lambda: _on_ray(),
 }
 CAN_DIE: dict[str, Callable[[], Runtime]] = {
     "processes": lambda: ProcessRuntime(role_timeout_seconds=5.0, max_restarts=2),
+    "ray": lambda: _on_ray(role_timeout_seconds=5.0, max_restarts=2),
 }
 """Runtimes whose roles can be killed or hang apart from the parent; `inline` has no such roles."""
 
@@ -31,6 +34,22 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
 def mortal_runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
     """A fresh runtime of each kind whose roles can die alone."""
     yield from _fresh(CAN_DIE[request.param])
+
+
+def _on_ray(**settings: float) -> Runtime:
+    if not HAS_RAY:
+        pytest.skip("Ray is not installed (the extra `ray`)")
+    from repertory.runtimes.ray_cluster.runtime import RayRuntime
+
+    return RayRuntime(shared_address(), actor_cpus=0.0, learner_cpus=0.0, **settings)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs on Ray."""
+    for item in items:
+        names = getattr(item, "callspec", None)
+        if names is not None and "ray" in item.name.rpartition("[")[2].rstrip("]").split("-"):
+            item.add_marker(pytest.mark.ray)
 
 
 def _fresh(make: Callable[[], Runtime]) -> Iterator[Runtime]:

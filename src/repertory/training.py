@@ -6,6 +6,7 @@ what the roles do (`algorithms`), where they run (`runtimes`), how a terminal sh
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import multiprocessing.process
 import pickle
@@ -418,6 +419,10 @@ def _changes(before: RunConfig, after: RunConfig) -> dict[str, Any]:
 
 def _refuse_what_roles_could_not_use(config: RunConfig, spec: EnvironmentSpec) -> None:
     """Find out here, in one line, what would fail in a role, with a traceback."""
+    if config.runtime == "ray" and importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            'runtime=ray needs Ray, which is not installed: pip install "repertory[ray]"'
+        )
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but this machine has no GPU that PyTorch can use")
     try:
@@ -443,6 +448,20 @@ def _newest_state(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _make_runtime(config: RunConfig) -> Runtime:
     if config.runtime == "inline":
         return InlineRuntime()
+    if config.runtime == "ray":
+        # Imported late: Ray is optional, and takes its time.
+        from repertory.runtimes.ray_cluster.connection import source_of
+        from repertory.runtimes.ray_cluster.runtime import RayRuntime
+
+        name = environments.describe(config.environment).name
+        return RayRuntime(
+            config.address,
+            config.role_timeout_seconds,
+            max_restarts=config.max_restarts,
+            actor_cpus=config.actor_cpus,
+            learner_gpus=config.learner_gpus,
+            modules=source_of(name.rpartition(":")[0]),
+        )
     return ProcessRuntime(config.role_timeout_seconds, max_restarts=config.max_restarts)
 
 

@@ -50,6 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = getattr(item, "callspec", None)
         if names is not None and "ray" in item.name.rpartition("[")[2].rstrip("]").split("-"):
             item.add_marker(pytest.mark.ray)
+            item.add_marker(pytest.mark.slow)
 
 
 def _fresh(make: Callable[[], Runtime]) -> Iterator[Runtime]:

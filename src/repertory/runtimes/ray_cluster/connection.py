@@ -8,15 +8,19 @@ cluster, since it would take whichever it finds a trace of.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import signal
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ray
+
+from repertory.runtimes.base import RoleFailed
 
 _lock = threading.Lock()
 _users: list[Connection] = []
@@ -45,13 +49,17 @@ class Connection:
         """Join the cluster, or make one.
 
         Raises:
-            ConnectionError: There is no cluster at that address.
+            RoleFailed: There is no cluster at that address, or none can be made.
         """
         global _is_ours
         with _lock:
             if not ray.is_initialized():
-                with _own_handlers(), _modules_of_this_process(self.is_local):
-                    ray.init(**self._settings())
+                try:
+                    with _own_handlers(), _modules_of_this_process(self.is_local):
+                        ray.init(**self._settings())
+                except (OSError, RuntimeError, ValueError) as error:
+                    reason = f"cannot join the cluster at {self._address}: {error}"
+                    raise RoleFailed("ray", " ".join(reason.split())) from error
                 _is_ours = True
             _users.append(self)
 
@@ -94,6 +102,26 @@ class Connection:
         elif self._modules:
             settings["runtime_env"] = {"py_modules": self._modules}
         return settings
+
+
+def source_of(module: str) -> list[str]:
+    """The file or folder to copy to other machines, so that they can import a module.
+
+    Args:
+        module: Its dotted name.
+
+    Returns:
+        At most one path; none for what is installed, which every machine has to have itself.
+    """
+    top = module.partition(".")[0]
+    spec = importlib.util.find_spec(top) if top not in ("", "__main__") else None
+    if spec is None or spec.origin is None:
+        return []
+    path = os.path.realpath(spec.origin)
+    installed = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib")}
+    if not os.path.isfile(path) or any(path.startswith(folder + os.sep) for folder in installed):
+        return []
+    return [os.path.dirname(path) if spec.submodule_search_locations else path]
 
 
 @contextlib.contextmanager

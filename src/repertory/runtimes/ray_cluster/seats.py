@@ -27,6 +27,7 @@ from repertory.runtimes.ray_cluster.wire import receive, send
 from repertory.spawning import how_it_ended
 
 _PLACES: Mapping[str, Any] = {"queue": QueuePlace, "store": StorePlace, "group": GroupPlace}
+_PROGRAM = "repertory.runtimes.ray_cluster.lines"
 _LOOK_SECONDS = 0.1
 _MOST_RECORDS = 1_000  # that wait for the parent; a role that reports more waits too
 _LOST_SECONDS = 60.0  # for the parent to end the run after an actor was lost that a role asked
@@ -186,7 +187,7 @@ class Seat:
         try:
             value, buffers = getattr(servant, verb)(key, *arguments)
             return "answer", value, buffers
-        except Over:
+        except (Over, TimeoutError):
             return "over", None, []
         except ValueError as error:  # of a place, here or elsewhere
             return "refused", str(getattr(error, "cause", error)), []
@@ -236,7 +237,8 @@ def _start(seating: Seating) -> _Child:
         if value is not None:
             environment[name] = value
     process = subprocess.Popen(
-        [sys.executable, "-m", "repertory.runtimes.ray_cluster.lines", str(theirs.fileno())],
+        # The name stands there for whoever looks at the list of processes.
+        [sys.executable, "-m", _PROGRAM, str(theirs.fileno()), seating.name],
         env=environment,
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,

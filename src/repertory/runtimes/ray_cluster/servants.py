@@ -20,6 +20,7 @@ from repertory.runtimes.ray_cluster.places import Place
 from repertory.runtimes.ray_cluster.wire import Bytes
 
 _POLL_SECONDS = 0.1
+_LAST_SECONDS = 3.0
 _SMALL = 65_536  # bytes; what is no larger travels inside the call, without the object store
 
 Answer = tuple[Any, list[Any]]
@@ -118,8 +119,8 @@ class Servant:
         return self._wait(call), []
 
     def state(self, key: str, index: int) -> Answer:
-        """Fetch the shared state, pickled."""
-        return None, [self._wait(self._call(key, "state", index))]
+        """Fetch the shared state, pickled; for a while also once the run is over."""
+        return None, [self._call(key, "state", index).result(_LAST_SECONDS)]
 
     def leave(self, key: str) -> Answer:
         """Leave a group."""

@@ -18,5 +18,6 @@ have an actor of their own.
 | `places` | what a seat keeps for others to come to; no Ray |
 | `seats` | the Ray actor of a role |
 | `servers` | the Ray actor of shared parameters |
+| `served` | those parameters; no Ray |
 | `runtime` | the `Runtime` |
 """

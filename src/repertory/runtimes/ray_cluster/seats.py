@@ -19,6 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+import ray
 from ray.exceptions import RayError
 
 from repertory.runtimes.ray_cluster.places import GroupPlace, Place, QueuePlace, StorePlace
@@ -231,14 +232,17 @@ class Seat:
 def _start(seating: Seating) -> _Child:
     """Start a role's process, joined to this one by a socket."""
     ours, theirs = Pipe(duplex=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # Modules are found there where they are here, but for those that Ray brings for itself.
+    brought = os.path.dirname(ray.__file__)
+    paths = [path for path in sys.path if path and not path.startswith(brought)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     for name, value in seating.variables.items():
         environment.pop(name, None)
         if value is not None:
             environment[name] = value
     process = subprocess.Popen(
         # The name stands there for whoever looks at the list of processes.
-        [sys.executable, "-m", _PROGRAM, str(theirs.fileno()), seating.name],
+        [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno()), seating.name],
         env=environment,
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,

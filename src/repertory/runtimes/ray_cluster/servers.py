@@ -1,111 +1,25 @@
 """The Ray actor that keeps the shared parameters of A3C: one call at a time, so none is lost.
 
-A push is a call that Ray delivers at most once; it is never repeated. What is here: the same shared
-parameters that workers on one machine step by themselves, stepped here on their behalf. What is not
-here: where those parameters are told apart from one worker's copy (`ends.ModelWorker`).
+A push is a call that Ray delivers at most once, and that nobody repeats. What is not here: what
+becomes of it (`served`).
 """
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
-
-import numpy as np
-import torch
-
-from repertory.parameters import flatten, snapshot_size, travelling_tensors
-from repertory.runtimes.hogwild import NoLock, SharedParameters
-from repertory.runtimes.ray_cluster.wire import Bytes
-from repertory.runtimes.shared_memory import Channel
 
 
 class ModelServer:
-    """See the module. An ordinary actor: it does one thing at a time."""
+    """An ordinary actor: it does one thing at a time."""
 
-    def __init__(
-        self,
-        packed: bytes,
-        num_workers: int,
-        shared_statistics: bool,
-        counted: tuple[int, int],
-        threads: int,
-    ) -> None:
-        """Begin with given parameters.
+    def __init__(self, *settings: Any) -> None:
+        """Begin with given parameters; the settings are those of `ServedModel`."""
+        # Imported here: every seat that holds a handle of this actor imports this module, and a
+        # seat needs no torch.
+        from repertory.runtimes.ray_cluster.served import ServedModel
 
-        Args:
-            packed: The model and its optimiser, pickled together.
-            num_workers: How many ends there will be.
-            shared_statistics: One optimiser state for all workers, or one for each.
-            counted: Updates and env steps so far, where a run goes on.
-            threads: Of torch.
-        """
-        torch.set_num_threads(threads)
-        self._model, optimizer = pickle.loads(packed)
-        self._copy = copy.deepcopy(self._model)
-        self._dtype = travelling_tensors(self._model)[0].dtype
-        shared = SharedParameters(
-            self._model,
-            optimizer,
-            num_workers,
-            NoLock(),
-            shared_statistics=shared_statistics,
-            counted=counted,
-            place=lambda tensor: tensor,
-        )
-        self._workers = [shared.worker(index) for index in range(num_workers)]
-        for worker in self._workers:
-            worker.attach(_Presence())
+        self._served = ServedModel(*settings)
 
     def at(self, key: str, verb: str, *arguments: Any) -> Any:
         """A verb, called as those of a place are."""
-        return getattr(self, verb)(*arguments)
-
-    def pull(self, index: int) -> tuple[int, int, Bytes]:
-        """Updates, env steps and the parameters, for one worker."""
-        pulled = self._workers[index].pull(self._copy)
-        assert pulled is not None
-        return pulled.version, pulled.env_steps, self.parameters()
-
-    def push(
-        self,
-        index: int,
-        env_steps: int,
-        learning_rate: float,
-        max_lag: int | None,
-        data: Bytes,
-    ) -> tuple[bool, int, int]:
-        """Make a step with one worker's gradient, unless it is too old."""
-        gradient = torch.from_numpy(np.array(data)).view(self._dtype)
-        pushed = self._workers[index].push(
-            gradient, env_steps, learning_rate=learning_rate, max_lag=max_lag
-        )
-        assert pushed is not None
-        return pushed.applied, pushed.lag, pushed.env_steps
-
-    def state(self, index: int) -> Bytes:
-        """The whole state, pickled."""
-        return np.frombuffer(pickle.dumps(self._workers[index].state_dict()), np.uint8)
-
-    def parameters(self) -> Bytes:
-        """The parameters as one flat vector."""
-        flat = torch.empty(snapshot_size(self._model), dtype=self._dtype)
-        flatten(travelling_tensors(self._model), flat)
-        memory: Bytes = flat.view(torch.uint8).numpy()
-        return memory
-
-    def live(self) -> None:
-        """Answer, and so give a sign of life."""
-
-
-class _Presence:
-    """What ends that are made for processes ask of their role; here none of them waits."""
-
-    stopping = False
-    aborted = False
-
-    def beat(self) -> None:
-        """Nobody counts them."""
-
-    def wait_for(self, channels: list[Channel]) -> list[Channel]:
-        return []
+        return getattr(self._served, verb)(*arguments)

@@ -362,6 +362,8 @@ def validate(config: RunConfig) -> None:
         )
     if config.runtime != "ray" and config.address != "local":
         raise ConfigError(f"address is of a Ray cluster, and runtime is {config.runtime}, not ray")
+    if config.runtime == "ray" and config.device == "cuda" and not config.learner_gpus:
+        raise ConfigError("device=cuda on a Ray cluster needs learner_gpus, or Ray gives it none")
     if (conflict := config.conflict()) is not None:
         raise ConfigError(conflict)
 

@@ -423,7 +423,8 @@ def _refuse_what_roles_could_not_use(config: RunConfig, spec: EnvironmentSpec) -
         raise ConfigError(
             'runtime=ray needs Ray, which is not installed: pip install "repertory[ray]"'
         )
-    if config.device == "cuda" and not torch.cuda.is_available():
+    # On a cluster the GPU is another machine's.
+    if config.device == "cuda" and config.runtime != "ray" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but this machine has no GPU that PyTorch can use")
     try:
         models.create_on_cpu(config, spec)

@@ -71,15 +71,23 @@ class BreaksElsewhere(Bandit):
             raise OSError("this machine has no joystick")
 
 
-def after(env_steps: int, action: Callable[[], None]) -> Callable[[dict[str, Any]], None]:
-    """A callback that does something once, when a run has come so far."""
-    left = [action]
+class Killer:
+    """A callback that kills once a run has come so far, and ends it when it has gone on since."""
 
-    def on_record(record: dict[str, Any]) -> None:
-        if left and record["kind"] == "progress" and record["env_steps"] >= env_steps:
-            left.pop()()
+    def __init__(self, kill: Callable[[], None]) -> None:
+        self.kill = kill
+        self.env_steps = 0
+        self.killed = False
+        self.enough: float | None = None
 
-    return on_record
+    def __call__(self, record: dict[str, Any]) -> bool:
+        self.env_steps = record.get("env_steps", self.env_steps)
+        if self.env_steps >= 100 and not self.killed:
+            self.killed = True
+            self.kill()
+        if record.get("event") == "replaced":
+            self.enough = self.env_steps + 1000
+        return self.enough is None or self.env_steps < self.enough
 
 
 class TestRuns:
@@ -94,7 +102,10 @@ class TestRuns:
         Source: ray-project/ray#3715, #22349, #21910, #15206.
         """
         config = IMPALAConfig(
-            **{**SMALL, "total_steps": 3000}, address=shared_address(), run_dir=tmp_path / "run"
+            **{**SMALL, "total_steps": 10**7},
+            address=shared_address(),
+            max_minutes=2,
+            run_dir=tmp_path / "run",
         )
 
         def kill() -> None:
@@ -103,9 +114,8 @@ class TestRuns:
             assert victim is not None
             os.kill(victim.pid, signal.SIGKILL)
 
-        result = train(config, on_record=after(100, kill))
-        assert result.env_steps >= 3000
-        (told,) = events(tmp_path / "run")
+        assert train(config, on_record=Killer(kill)).reason == "callback"
+        (told,) = [line for line in events(tmp_path / "run") if "replace" in line]
         said = "killed by SIGKILL (pid " if which == "role" else "its actor is lost"
         assert said in told
         assert "1 of at most 10 replacements" in told
@@ -226,6 +236,13 @@ def test_what_is_copied_to_other_machines_is_what_is_not_installed(
 def test_an_address_without_a_cluster_is_refused() -> None:
     with pytest.raises(ConfigError, match="address is of a Ray cluster, and runtime is inline"):
         validate(A2CConfig(env="CartPole-v1", address="head:6379"))
+
+
+def test_a_gpu_of_a_cluster_has_to_be_asked_for() -> None:
+    config = A2CConfig(env="CartPole-v1", runtime="ray", device="cuda")
+    with pytest.raises(ConfigError, match="needs learner_gpus"):
+        validate(config)
+    validate(replace(config, learner_gpus=0.5))
 
 
 def test_without_ray_the_one_line_says_what_to_install(

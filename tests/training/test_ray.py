@@ -57,9 +57,9 @@ def role_process(name: str) -> psutil.Process:
     raise AssertionError(f"no process of {name}")
 
 
-def events(folder: Path) -> list[str]:
+def replacements(folder: Path) -> list[str]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["message"] for line in lines if line["kind"] == "event"]
+    return [line["message"] for line in lines if line.get("event") == "replaced"]
 
 
 class BreaksElsewhere(Bandit):
@@ -115,7 +115,7 @@ class TestRuns:
             os.kill(victim.pid, signal.SIGKILL)
 
         assert train(config, on_record=Killer(kill)).reason == "callback"
-        (told,) = [line for line in events(tmp_path / "run") if "replace" in line]
+        (told,) = replacements(tmp_path / "run")
         said = "killed by SIGKILL (pid " if which == "role" else "its actor is lost"
         assert said in told
         assert "1 of at most 10 replacements" in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -45,10 +46,10 @@ def _on_ray(**settings: float) -> Runtime:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what runs on Ray."""
+    """Mark what runs on Ray; the items are those of all folders."""
     for item in items:
-        names = getattr(item, "callspec", None)
-        if names is not None and "ray" in item.name.rpartition("[")[2].rstrip("]").split("-"):
+        words = item.name.rpartition("[")[2].rstrip("]").split("-")
+        if item.path.parent == Path(__file__).parent and "ray" in words:
             item.add_marker(pytest.mark.ray)
             item.add_marker(pytest.mark.slow)
 

@@ -104,7 +104,6 @@ class TestRuns:
         config = IMPALAConfig(
             **{**SMALL, "total_steps": 10**7},
             address=shared_address(),
-            max_minutes=2,
             run_dir=tmp_path / "run",
         )
 

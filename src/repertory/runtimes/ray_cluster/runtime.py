@@ -431,6 +431,7 @@ class RayRuntime:
         on_record(role.name, {"kind": "event", "event": "replaced", "message": message})
         role.ended = False
         if seat:
+            ray.kill(role.seat)  # one that is only cut off must not go on beside its successor
             role.generation += 1
             self._seat(role)
         self._launch(role)

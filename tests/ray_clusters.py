@@ -61,14 +61,21 @@ def keep(until_closed: int, saying: int) -> None:
 
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets need a short path
     try:
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=300_000_000,
-            log_to_driver=False,
-            _temp_dir=folder,
-        )
+        for attempt in range(3):  # Ray gives up early where the machine is busy
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=2,
+                    include_dashboard=False,
+                    object_store_memory=300_000_000,
+                    log_to_driver=False,
+                    _temp_dir=folder,
+                )
+                break
+            except Exception:
+                ray.shutdown()
+                if attempt == 2:
+                    raise
         with os.fdopen(saying, "w") as answer:
             answer.write(ray.get_runtime_context().gcs_address + "\n")
         os.read(until_closed, 1)

@@ -434,6 +434,7 @@ class RayRuntime:
         role.ended = False
         role.starts += 1
         if seat:
+            ray.kill(role.seat)  # one that is only cut off must not go on beside its successor
             role.generation += 1
             self._seat(role)
         self._launch(role)

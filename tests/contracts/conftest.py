@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         words = item.name.rpartition("[")[2].rstrip("]").split("-")
         if item.path.parent == Path(__file__).parent and "ray" in words:
             item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.nightly)
 
 
 def _fresh(make: Callable[[], Runtime]) -> Iterator[Runtime]:

@@ -32,7 +32,7 @@ from tests.ray_clusters import HAS_RAY, shared_address
 
 on_ray = [
     pytest.mark.ray,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (the extra `ray`)"),
 ]
 SMALL: dict[str, Any] = {

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 
-def run_program(*words: str, timeout: float = 50.0) -> subprocess.CompletedProcess[str]:
-    """Run Python with `words` (`-c CODE ...`, `-m MODULE ...`) and return what it printed.
+def run_program(
+    *words: str, timeout: float = 50.0, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with `words` (`-c CODE ...`, `-m MODULE ...`), in a folder if one is given.
 
     The child finds modules where this process does, installed or not.
     """
@@ -20,4 +23,5 @@ def run_program(*words: str, timeout: float = 50.0) -> subprocess.CompletedProce
         timeout=timeout,
         env=environment,
         check=False,
+        cwd=folder,
     )

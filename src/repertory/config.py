@@ -93,8 +93,14 @@ class RunConfig:
 
     num_envs: int = 8
     """Environment columns per actor."""
-    runtime: Literal["inline", "processes"] = "processes"
-    """Where roles run: one deterministic process, or a spawned process each."""
+    runtime: Literal["inline", "processes", "ray"] = "processes"
+    """Where roles run: one deterministic process, a spawned process each, or a Ray cluster."""
+    address: str = "local"
+    """Ray cluster: `local` makes one for the run, `auto` is this machine's, else `HOST:PORT`."""
+    actor_cpus: float = 1.0
+    """CPUs of the cluster for each actor or A3C worker; a learner has one a thread."""
+    learner_gpus: float = 0.0
+    """GPUs of the cluster for each learner."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model learns."""
     actor_threads: int = 1
@@ -381,6 +387,10 @@ def validate(config: RunConfig) -> None:
             f"num_learners must be at most num_actors ({num_actors}), not {num_learners}: "
             "every learner needs an actor of its own"
         )
+    if config.runtime != "ray" and config.address != "local":
+        raise ConfigError(f"address is of a Ray cluster, and runtime is {config.runtime}, not ray")
+    if config.runtime == "ray" and config.device == "cuda" and not config.learner_gpus:
+        raise ConfigError("device=cuda on a Ray cluster needs learner_gpus, or Ray gives it none")
     if (conflict := config.conflict()) is not None:
         raise ConfigError(conflict)
 
@@ -454,6 +464,8 @@ _RANGES: Mapping[str, _Range] = types.MappingProxyType(
         "actor_threads": _AT_LEAST_ONE,
         "learner_threads": _AT_LEAST_ONE,
         "environment_threads": _AT_LEAST_ZERO,
+        "actor_cpus": _AT_LEAST_ZERO,
+        "learner_gpus": _AT_LEAST_ZERO,
         "role_timeout_seconds": _ABOVE_ZERO,
         "max_restarts": _AT_LEAST_ZERO,
         "core_size": _AT_LEAST_ONE,

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from gymnasium.spaces import Discrete
 
-from repertory import checkpoints
+from repertory import checkpoints, environments
 from repertory.algorithms import ALGORITHMS
 from repertory.config import RunConfig, to_yaml
 from repertory.environments.base import EnvironmentSpec
@@ -359,6 +359,20 @@ def _newest_state(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _make_runtime(config: RunConfig) -> Runtime:
     if config.runtime == "inline":
         return InlineRuntime()
+    if config.runtime == "ray":
+        # Imported late: Ray is optional, and takes its time.
+        from repertory.runtimes.ray_cluster.connection import source_of
+        from repertory.runtimes.ray_cluster.runtime import RayRuntime
+
+        name = environments.describe(config.environment).name
+        return RayRuntime(
+            config.address,
+            config.role_timeout_seconds,
+            max_restarts=config.max_restarts,
+            actor_cpus=config.actor_cpus,
+            learner_gpus=config.learner_gpus,
+            modules=source_of(name.rpartition(":")[0]),
+        )
     return ProcessRuntime(config.role_timeout_seconds, max_restarts=config.max_restarts)
 
 

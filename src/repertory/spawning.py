@@ -1,7 +1,7 @@
 """How a child process starts and ends: deaf to what the parent alone answers, dead when it dies.
 
-What is here: the mask around a start, and the first lines of a child. What is not here: any
-process itself (`runtimes.processes`, `environments.guard`, `evaluator`).
+What is here: the mask around a start, the first lines of a child, and words for its end. What is
+not here: any process itself (`runtimes`, `environments.guard`, `evaluator`).
 """
 
 from __future__ import annotations
@@ -45,6 +45,16 @@ def begin_child() -> None:
 def end_with_the_parent() -> None:
     """From now on, end this process as soon as its parent has died, whatever it is doing."""
     threading.Thread(target=_wait_for_the_end, daemon=True).start()
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """In words; None is the code of a process that goes on."""
+    if exit_code is None:
+        return "closed its line and goes on"
+    if exit_code < 0:
+        known = {number.value: number.name for number in signal.Signals}
+        return f"killed by {known.get(-exit_code, f'signal {-exit_code}')}"
+    return f"ended with exit code {exit_code} and without a word"
 
 
 def _wait_for_the_end() -> None:

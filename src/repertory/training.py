@@ -6,6 +6,7 @@ the run itself (`runs`).
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing.process
 import pickle
 from collections.abc import Mapping
@@ -181,7 +182,12 @@ def _changes(before: RunConfig, after: RunConfig) -> dict[str, Any]:
 
 def _refuse_what_roles_could_not_use(config: RunConfig, spec: EnvironmentSpec) -> None:
     """Find out here, in one line, what would fail in a role, with a traceback."""
-    if config.device == "cuda" and not torch.cuda.is_available():
+    if config.runtime == "ray" and importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            'runtime=ray needs Ray, which is not installed: pip install "repertory[ray]"'
+        )
+    # On a cluster the GPU is another machine's.
+    if config.device == "cuda" and config.runtime != "ray" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but this machine has no GPU that PyTorch can use")
     try:
         models.create_on_cpu(config, spec)

@@ -278,6 +278,10 @@ class TrajectorySlots:
         """Size of the slab in bytes."""
         return self._slab.numel()
 
+    def memory(self, slot: int) -> Tensor:
+        """[slot_bytes(spec)] uint8; a slot as it may travel between slabs of one spec."""
+        return self._slab[slot]
+
     def write(self, slot: int, trajectory: Trajectory) -> None:
         """Copy a trajectory into a slot."""
         fields = trajectory.to_fields()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,13 +11,16 @@ from repertory.runtimes.base import Runtime
 from repertory.runtimes.inline import InlineRuntime
 from repertory.runtimes.processes import ProcessRuntime
 from tests.leftovers import Leftovers
+from tests.ray_clusters import HAS_RAY, shared_address
 
 RUNTIMES: dict[str, Callable[[], Runtime]] = {
     "inline": InlineRuntime,
     "processes": ProcessRuntime,
+    "ray": lambda: _on_ray(),
 }
 CAN_DIE: dict[str, Callable[[], Runtime]] = {
     "processes": lambda: ProcessRuntime(role_timeout_seconds=5.0, max_restarts=2),
+    "ray": lambda: _on_ray(role_timeout_seconds=5.0, max_restarts=2),
 }
 """Runtimes whose roles can be killed or hang apart from the parent; `inline` has no such roles."""
 
@@ -55,6 +59,23 @@ def mortal_runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
 def impatient_runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
     """A fresh runtime of each kind whose roles wait for `PATIENCE_SECONDS` at most."""
     yield from _fresh(CAN_WAIT[request.param])
+
+
+def _on_ray(**settings: float) -> Runtime:
+    if not HAS_RAY:
+        pytest.skip("Ray is not installed (the extra `ray`)")
+    from repertory.runtimes.ray_cluster.runtime import RayRuntime
+
+    return RayRuntime(shared_address(), actor_cpus=0.0, learner_cpus=0.0, **settings)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs on Ray; the items are those of all folders."""
+    for item in items:
+        words = item.name.rpartition("[")[2].rstrip("]").split("-")
+        if item.path.parent == Path(__file__).parent and "ray" in words:
+            item.add_marker(pytest.mark.ray)
+            item.add_marker(pytest.mark.nightly)
 
 
 def _fresh(make: Callable[[], Runtime]) -> Iterator[Runtime]:

@@ -22,6 +22,7 @@ from repertory.checkpoints import load
 from repertory.config import RunConfig
 from repertory.runs import Result
 from repertory.training import train
+from tests.ray_clusters import HAS_RAY, shared_address
 
 PIXELS = {
     "env": "ALE/Breakout-v5",
@@ -46,7 +47,10 @@ MEMORY = {
 
 
 def run(config: RunConfig, folder: Path, runtime: str) -> tuple[dict[str, Any], list[Any]]:
-    result: Result = train(replace(config, runtime=runtime, run_dir=folder / runtime))
+    address = shared_address() if runtime == "ray" else "local"
+    result: Result = train(
+        replace(config, runtime=runtime, address=address, actor_cpus=0.0, run_dir=folder / runtime)
+    )
     lines = [json.loads(x) for x in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         for timing in ("wall_seconds", "env_steps_per_second", "seconds_in"):
@@ -69,11 +73,11 @@ def assert_same(left: Any, right: Any) -> None:
         assert left == right
 
 
-def assert_same_everywhere(config: RunConfig, folder: Path) -> None:
+def assert_same_everywhere(config: RunConfig, folder: Path, runtime: str = "processes") -> None:
     inline, lines = run(config, folder, "inline")
-    processes, other_lines = run(config, folder, "processes")
+    others, other_lines = run(config, folder, runtime)
     for key in ("model", "optimizer", "env_steps", "updates"):
-        assert_same(inline[key], processes[key])
+        assert_same(inline[key], others[key])
     assert lines == other_lines
     assert len(lines) > 3
 
@@ -110,6 +114,36 @@ def test_impala_with_the_fixed_schedule(
         surrogate="clip" if num_learners == 2 else "gradient",
     )
     assert_same_everywhere(config, tmp_path)
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (the extra `ray`)")
+@pytest.mark.parametrize(
+    "config",
+    [
+        A2CConfig(**MEMORY),
+        BatchedA2CConfig(**MEMORY, num_actors=3, num_learners=2, sync="step"),
+        BatchedA2CConfig(**PIXELS, num_actors=3, num_learners=2, sync="trajectory"),
+        IMPALAConfig(**MEMORY, num_actors=3, num_learners=2, schedule="fixed", replay_share=0.5),
+    ],
+    ids=["a2c", "batched_a2c-step", "batched_a2c-trajectory-convolutions", "impala"],
+)
+def test_a_cluster_gives_the_same_bits(config: RunConfig, tmp_path: Path) -> None:
+    """Trajectories, parameters and gradients that travel through Ray arrive as they were."""
+    assert_same_everywhere(config, tmp_path, "ray")
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (the extra `ray`)")
+def test_a3c_with_one_worker_is_a2c_on_a_cluster_too(tmp_path: Path) -> None:
+    a2c, lines = run(A2CConfig(**MEMORY), tmp_path / "a2c", "inline")
+    a3c, other_lines = run(A3CConfig(**MEMORY, num_workers=1), tmp_path / "a3c", "ray")
+    for key in ("model", "env_steps", "updates"):
+        assert_same(a2c[key], a3c[key])
+    assert_same(a2c["optimizer"]["state"], a3c["optimizer"]["state"])
+    assert lines == other_lines
 
 
 def test_the_fixed_schedule_plays_trajectory_k_with_version_k_minus_1(tmp_path: Path) -> None:

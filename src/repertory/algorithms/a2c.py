@@ -28,8 +28,8 @@ from repertory.targets import Targets, gae
 class A2CConfig(RunConfig):
     """Settings of A2C."""
 
-    runtime: Literal["inline", "processes"] = "inline"
-    """Where the one role runs: in this process, or in a spawned one (as from the command line)."""
+    runtime: Literal["inline", "processes", "ray"] = "inline"
+    """Where the one role runs: here, in a spawned process (as from the command line), on Ray."""
     gae_lambda: float = 1.0
     """How far advantages look: 0 one step, 1 to the unroll's end (the published setting)."""
 

@@ -13,7 +13,6 @@ import contextlib
 import multiprocessing
 import pickle
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from repertory.runtimes.shared_memory import (
     SharedQueue,
     SharedStore,
 )
-from repertory.spawning import deaf_to_signals
+from repertory.spawning import deaf_to_signals, how_it_ended
 from repertory.trajectories import TrajectorySpec
 
 _STOP_SECONDS = 5.0  # for roles to end by themselves after a stop, before no verb waits any more
@@ -303,7 +302,7 @@ class ProcessRuntime:
 
     def _replace_or_fail(self, child: _Child, on_record: Callable[[str, Record], None]) -> None:
         """A role has ended without a result or an error: killed from outside, or hung."""
-        reason = child.reason or f"{_how_it_ended(child.process)} (pid {child.process.pid})"
+        reason = child.reason or f"{how_it_ended(child.process.exitcode)} (pid {child.process.pid})"
         if self._control.stopping:
             return  # it would only have to end again
         if not child.replaceable:
@@ -352,13 +351,3 @@ class ProcessRuntime:
     def _fail(self, child: _Child, reason: str, trace: str = "") -> None:
         if self._failure is None:
             self._failure = RoleFailed(child.name, reason, trace)
-
-
-def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
-    code = process.exitcode
-    if code is None:
-        return "closed its line and goes on"
-    if code < 0:
-        known = {number.value: number.name for number in signal.Signals}
-        return f"killed by {known.get(-code, f'signal {-code}')}"
-    return f"ended with exit code {code} and without a word"

@@ -73,6 +73,11 @@ class _Role:
     silent_seconds: float = 0.0
     ended: bool = False
 
+    @property
+    def learns(self) -> bool:
+        """Whether it is a learner: one that sums with others, or could."""
+        return any(isinstance(end, Member) for end in ends_in(self.arguments))
+
 
 class _Queue:
     """See `TrajectoryQueue`."""
@@ -155,10 +160,10 @@ class RayRuntime:
             start_seconds: For a role to be placed and to begin; by default ten minutes.
             max_restarts: How many dead or hung roles are replaced before one ends the run; only
                 those that were started as replaceable.
-            actor_cpus: CPUs that Ray sets aside for a replaceable role. Not on `local`, where all
+            actor_cpus: CPUs that Ray sets aside for an actor or a worker. Not on `local`, where all
                 roles are on this machine in any case.
-            learner_cpus: The same for a role that is not replaceable; by default its threads.
-            learner_gpus: GPUs for each role that is not replaceable.
+            learner_cpus: The same for a learner; by default its threads.
+            learner_gpus: GPUs for each learner.
             modules: Files or folders of Python modules that other machines lack; Ray copies them.
         """
         self._connection = Connection(address, modules)
@@ -283,7 +288,7 @@ class RayRuntime:
         self._begun = True
         lacking = self._connection.lacking(
             sum(self._cpus(role) for role in self._roles),
-            self._learner_gpus * sum(not role.replaceable for role in self._roles),
+            self._learner_gpus * sum(role.learns for role in self._roles),
         )
         if lacking and self._roles:
             message = f"{lacking}; what is lacking is waited for"
@@ -296,7 +301,7 @@ class RayRuntime:
             model.server = server.remote(*model.settings)
             model.coming = model.server.at.remote(model.key, "live")
             self._homes[model.key] = model.server
-        in_order = sorted(self._roles, key=lambda role: role.replaceable)
+        in_order = sorted(self._roles, key=lambda role: not role.learns)
         for role in in_order:
             self._seat(role)
             self._homes.update(dict.fromkeys(role.keeps, role.seat))
@@ -305,7 +310,7 @@ class RayRuntime:
 
     def _cpus(self, role: _Role) -> float:
         learner_cpus = role.threads if self._learner_cpus is None else self._learner_cpus
-        return self._connection.cpus(self._actor_cpus if role.replaceable else learner_cpus)
+        return self._connection.cpus(learner_cpus if role.learns else self._actor_cpus)
 
     def _seat(self, role: _Role) -> None:
         """Ask Ray for an actor."""
@@ -314,7 +319,7 @@ class RayRuntime:
             ray.remote(Seat)
             .options(
                 num_cpus=self._cpus(role),
-                num_gpus=0 if role.replaceable else self._learner_gpus,
+                num_gpus=self._learner_gpus if role.learns else 0,
                 max_concurrency=100_000,
             )
             .remote()

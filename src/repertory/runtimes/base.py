@@ -73,7 +73,7 @@ class ParameterWriter(Protocol):
     """The publishing end of a parameter store."""
 
     def publish(self, model: nn.Module, version: int) -> None:
-        """Make a whole version visible. Versions grow by one from call to call."""
+        """Make a whole version visible. Versions never fall; after an update they grow by one."""
         ...
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from tests.architecture.source import Module, code_lines, config_lines, modules
 
 ALGORITHM_LINES = 250
 MODULE_LINES = 400
-PACKAGE_LINES = 9_000
+PACKAGE_LINES = 10_000
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda module: module.name)

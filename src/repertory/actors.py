@@ -15,8 +15,9 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from repertory import environments
-from repertory.config import RunConfig
+from repertory.config import NotFinite, RunConfig
 from repertory.environments.base import EnvironmentSpec, VectorEnvironment
+from repertory.metrics import Record
 from repertory.models.base import Model
 from repertory.progress import Stopwatch
 from repertory.runtimes.base import RoleContext
@@ -25,6 +26,7 @@ from repertory.step_names import steps_of
 from repertory.trajectories import CoreState, Trajectory, TrajectorySpec
 
 _REPORT_SECONDS = 1.0
+_UNROLLS_WITHOUT_NUMBERS = 10  # in a row, after which nothing good is to be hoped for
 
 
 class Actor:
@@ -37,6 +39,7 @@ class Actor:
         spec: TrajectorySpec,
         generator: torch.Generator,
         stopwatch: Stopwatch,
+        not_finite: NotFinite = "stop",
     ) -> None:
         """Reset the environment and stand before its first tick.
 
@@ -46,6 +49,11 @@ class Actor:
             spec: What a trajectory of this environment and model looks like.
             generator: Source of every action drawn; on the CPU.
             stopwatch: Where the seconds in `environment` and `inference` are counted.
+            not_finite: What a reward or an observation that is not finite does: ends the run, or
+                makes its transition invalid, as a tick that merely reset is.
+
+        Raises:
+            FloatingPointError: A first observation is not finite.
         """
         self._environment = environment
         self._model: Model = model  # type: ignore[assignment]
@@ -56,10 +64,18 @@ class Actor:
         self._trajectory = spec.allocate()
         with stopwatch("environment"):
             first = environment.reset()
-        self._trajectory.observations[-1].copy_(torch.from_numpy(first))
+        arrived = self._trajectory.observations[-1]
+        arrived.copy_(torch.from_numpy(first))
         self._core_state = self._model.initial_core_state(environment.num_envs)
         self._resets = torch.zeros(environment.num_envs, dtype=torch.bool)
         self._ticks = 0
+        bad = self._not_finite_in("first observation", arrived, 0)
+        if bad is not None and not_finite == "stop":
+            raise FloatingPointError(bad)
+        self._not_finite = not_finite
+        self._made_up = _not_finite(arrived)  # columns that stand on no real observation
+        arrived[self._made_up] = 0
+        self._left_out = LeftOut(bad or "")
 
     @classmethod
     def create(
@@ -94,6 +110,7 @@ class Actor:
             ),
             generator_for(root, Stream.ACTIONS, indices[0]),
             stopwatch,
+            config.not_finite,
         )
 
     @torch.inference_mode()
@@ -108,7 +125,8 @@ class Actor:
 
         Raises:
             FloatingPointError: A reward, an observation or the policy is not finite; the message
-                names the column and the tick.
+                names the column and the tick. With `not_finite="skip"`, the policy is not, or
+                nothing else has been for several unrolls.
         """
         trajectory = self._trajectory
         trajectory.observations[0].copy_(trajectory.observations[-1])
@@ -120,6 +138,7 @@ class Actor:
         for row in range(trajectory.unroll_length):
             self._tick(trajectory, row)
         self._ticks += trajectory.unroll_length
+        self._left_out.end_unroll(something_left=bool(trajectory.valid.any()))
         return trajectory
 
     def report(self, context: RoleContext) -> None:
@@ -127,6 +146,8 @@ class Actor:
         if time.monotonic() - self._reported >= _REPORT_SECONDS:
             self._reported = time.monotonic()
             context.report({"kind": "seconds", "seconds_in": self._stopwatch.take()})
+            if (event := self._left_out.take()) is not None:
+                context.report(event)
 
     def close(self) -> None:
         """Close the environment."""
@@ -137,7 +158,8 @@ class Actor:
             actions, log_probs = self._act(trajectory.observations[row])
             trajectory.actions[row].copy_(actions)
             trajectory.behaviour_log_probs[row].copy_(log_probs)
-            self._require_finite("log-probability of the action drawn", log_probs, row)
+        if bad := self._not_finite_in("log-probability of the action drawn", log_probs, row):
+            raise FloatingPointError(bad)
         with self._stopwatch("environment"):
             tick = self._environment.step(trajectory.actions[row].numpy())
         trajectory.observations[row + 1].copy_(torch.from_numpy(tick.observations))
@@ -147,22 +169,38 @@ class Actor:
         trajectory.valid[row].copy_(torch.from_numpy(tick.valid))
         trajectory.episode_returns[row].copy_(torch.from_numpy(tick.episode_returns))
         trajectory.episode_lengths[row].copy_(torch.from_numpy(tick.episode_lengths))
-        self._require_finite("reward", trajectory.rewards[row], row)
-        if trajectory.observations.is_floating_point():
-            self._require_finite("observation", trajectory.observations[row + 1], row)
+        self._look_at_numbers(trajectory, row)
         # The observation after a tick that merely reset is the first of an episode.
         self._resets = ~trajectory.valid[row]
 
-    def _require_finite(self, name: str, values: Tensor, row: int) -> None:
-        """Refuse numbers that would make parameters NaN without a word; `values` is [B, ...]."""
-        rows = values.reshape(len(values), -1)
-        finite = torch.isfinite(rows)
-        if not finite.all():
-            column, place = (~finite).nonzero()[0].tolist()
-            raise FloatingPointError(
-                f"{self._environment.spec.name}, column {column}, tick {self._ticks + row} of this "
-                f"actor: the {name} is {rows[column, place].item()}"
-            )
+    def _look_at_numbers(self, trajectory: Trajectory, row: int) -> None:
+        """Refuse numbers that would make parameters NaN without a word, or leave them out."""
+        arrived = trajectory.observations[row + 1]
+        bad = self._not_finite_in("reward", trajectory.rewards[row], row)
+        if bad is None and arrived.is_floating_point():
+            bad = self._not_finite_in("observation", arrived, row)
+        if bad is not None and self._not_finite == "stop":
+            raise FloatingPointError(bad)
+        if bad is None and not self._made_up.any():
+            return
+        of_rewards, of_observations = _not_finite(trajectory.rewards[row]), _not_finite(arrived)
+        out = of_rewards | of_observations | self._made_up
+        trajectory.valid[row] &= ~out
+        trajectory.rewards[row].masked_fill_(of_rewards, 0.0)
+        arrived[of_observations] = 0
+        self._made_up = of_observations
+        self._left_out.add(int(out.sum()), bad)
+
+    def _not_finite_in(self, name: str, values: Tensor, row: int) -> str | None:
+        """Which of `values` [B, ...] is not finite, and where; None if all are."""
+        if torch.isfinite(values).all():
+            return None
+        column = int(_not_finite(values).nonzero()[0])
+        found = values[column].flatten()
+        return (
+            f"{self._environment.spec.name}, column {column}, tick {self._ticks + row} of this "
+            f"actor: the {name} is {found[~torch.isfinite(found)][0].item()}"
+        )
 
     def _act(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         output = self._model(
@@ -173,6 +211,45 @@ class Actor:
         self._core_state = output.core_state
         actions = output.policy.sample(self._generator)
         return actions[0], output.policy.log_prob(actions)[0]
+
+
+class LeftOut:
+    """Transitions that were left out because a number in them was not finite."""
+
+    def __init__(self, newest: str) -> None:
+        """None so far; `newest` says which number was met last, if any."""
+        self._now = self._untold = self._unrolls = 0
+        self._newest = newest
+
+    def add(self, number: int, what: str | None) -> None:
+        """Count some; `what` says which number it was, None where it was an earlier one."""
+        self._now += number
+        self._newest = what or self._newest
+
+    def end_unroll(self, *, something_left: bool) -> None:
+        """Look back on an unroll, in which there was something to learn from, or not.
+
+        Raises:
+            FloatingPointError: There has been nothing else for several unrolls.
+        """
+        self._unrolls = self._unrolls + 1 if self._now and not something_left else 0
+        self._untold += self._now
+        self._now = 0
+        if self._unrolls == _UNROLLS_WITHOUT_NUMBERS:
+            raise FloatingPointError(f"{self._newest}; so it has been for {self._unrolls} unrolls")
+
+    def take(self) -> Record | None:
+        """An event for the parent; None if there is nothing new."""
+        if not self._untold:
+            return None
+        message = f"{self._newest}; {self._untold} transitions left out since the last such line"
+        self._untold = 0
+        return {"kind": "event", "event": "left_out", "message": message}
+
+
+def _not_finite(values: Tensor) -> Tensor:
+    """[B] bool: in which columns of `values` [B, ...] some number is not finite."""
+    return ~torch.isfinite(values.reshape(len(values), -1)).all(1)
 
 
 def played_seed(config: RunConfig) -> int:

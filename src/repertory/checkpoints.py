@@ -78,7 +78,13 @@ def make_state(
         spec: Of the environment that was trained on.
         progress: What the run's curves go on from, as `progress.Progress.state_dict` gives it.
         scheduled: Whether a run with `exact_resume` may go on from it.
+
+    Raises:
+        CheckpointError: A parameter is not finite.
     """
+    for name, parameter in model.items():
+        if not torch.isfinite(parameter).all():
+            raise CheckpointError(f"{name} holds numbers that are not finite, and is of no use")
     return {
         "format_version": FORMAT_VERSION,
         "model": dict(model),

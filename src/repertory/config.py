@@ -40,6 +40,7 @@ Network = Literal["auto", "mlp", "a3c", "a3c42", "nature", "minatar", "impala"]
 Core = Literal["none", "lstm", "gru"]
 Initialization = Literal["published", "orthogonal"]
 Precision = Literal["float32", "bfloat16"]
+NotFinite = Literal["stop", "skip"]
 
 
 class ConfigError(ValueError):
@@ -111,6 +112,8 @@ class RunConfig:
     """Threads of a native vector environment; 0 shares this machine's cores. Changes no bits."""
     role_timeout_seconds: float = 120.0
     """A role that shows no sign of life for so long is taken to hang, and killed."""
+    not_finite: NotFinite = "stop"
+    """A NaN or infinite reward, observation or gradient ends the run, or is left out and told."""
     max_restarts: int = 10
     """Killed or hung actors and workers that are replaced before one of them ends the run."""
 

@@ -110,6 +110,7 @@ class Learner:
 
         Raises:
             FloatingPointError: The gradient is not finite; the parameters are left as they were.
+                With `not_finite="skip"`, only once it has been so for many updates in a row.
         """
         objective, here = self._objective, batch.to(self._objective.device)
         num_fresh = batch.num_columns if num_fresh is None else num_fresh
@@ -143,10 +144,18 @@ class Learner:
             return True
         with self._stopwatch("learning"):
             objective.reduce(counts[0])
-            norm = objective.clip(losses, self.updates)
+            try:
+                norm = objective.clip(losses, self.updates)
+            except FloatingPointError as error:
+                if self._config.not_finite == "stop":
+                    raise
+                self._account.refuse(error)
+                self.env_steps += counts[1]
+                return True
             for group in self._optimizer.param_groups:
                 group["lr"] = schedule.learning_rate
             self._optimizer.step()
+        self._account.accept()
         self.window.add(losses, norm, schedule)
         self.updates += 1
         self.env_steps += counts[1]

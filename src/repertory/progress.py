@@ -28,6 +28,7 @@ STAGES = ("environment", "inference", "learning", "waiting")
 """Where a role's seconds go."""
 
 _PULSE_SECONDS = 1.0
+_MAX_REFUSED = 100  # updates in a row, after which nothing good is to be hoped for
 
 
 class Stopwatch:
@@ -92,7 +93,9 @@ class Window:
         """
         if lag is not None:
             self.lags.update(lag.tolist())
-        rows, columns = batch.episode_lengths.nonzero(as_tuple=True)
+        # An episode in which a reward was not finite has no return to tell.
+        known = torch.isfinite(batch.episode_returns)
+        rows, columns = (known & (batch.episode_lengths > 0)).nonzero(as_tuple=True)
         if rows.numel():
             returns = batch.episode_returns[rows, columns].tolist()
             self.episodes.extend(
@@ -148,6 +151,8 @@ class Account:
         self._interval = log_interval
         self._stopwatch = stopwatch
         self._due = log_interval
+        self._refused = 0  # in a row
+        self._why = ""
         self._pulse_due = time.monotonic() + _PULSE_SECONDS
 
     def go_on(self, env_steps: int) -> None:
@@ -167,11 +172,30 @@ class Account:
             self._pulse_due = time.monotonic() + _PULSE_SECONDS
             context.report({"kind": "pulse", "env_steps": env_steps})
 
+    def refuse(self, error: FloatingPointError) -> None:
+        """Count an update that was not made because of numbers that are not finite.
+
+        Raises:
+            FloatingPointError: It is one too many in a row.
+        """
+        self._refused += 1
+        if self._refused == _MAX_REFUSED:
+            raise error
+        self.window.count("updates_refused")
+        self._why = str(error)
+
+    def accept(self) -> None:
+        """An update was made."""
+        self._refused = 0
+
     def close(self, context: RoleContext, env_steps: int) -> None:
         """Report the window as it is, unless nothing has happened in it."""
         if self.window.updates or self.window.counts:
             seconds_in = self._stopwatch.take()
             context.report(self.window.to_record(self._rank, env_steps, seconds_in))
+            if refused := self.window.counts["updates_refused"]:
+                message = f"{refused} updates refused, the last because {self._why}"
+                context.report({"kind": "event", "event": "refused", "message": message})
             self.window = Window()
 
 

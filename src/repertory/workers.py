@@ -118,6 +118,7 @@ class Worker:
 
         Raises:
             FloatingPointError: The gradient is not finite; the shared parameters are left alone.
+                With `not_finite="skip"`, only once it has been so for many pushes in a row.
         """
         pushed = self._push(batch, targets, self._max_lag)
         if pushed is not None and not pushed.applied and self._too_old == "recompute":
@@ -160,7 +161,14 @@ class Worker:
                 self._account.window.add_played(batch, lag=None)
                 return Push(applied=True, lag=0, env_steps=self.env_steps)
             objective.reduce(count)
-            norm = objective.clip(losses, self.version)
+            try:
+                norm = objective.clip(losses, self.version)
+            except FloatingPointError as error:
+                if self._config.not_finite == "stop":
+                    raise
+                self._account.refuse(error)
+                self._account.window.add_played(batch, lag=None)
+                return Push(applied=True, lag=0, env_steps=self.env_steps)
         with self._stopwatch("waiting"):
             pushed = self._shared.push(
                 objective.gradient,
@@ -172,6 +180,7 @@ class Worker:
             return None
         self.env_steps = pushed.env_steps
         if pushed.applied:
+            self._account.accept()
             lag = batch.policy_version.new_full(batch.policy_version.shape, pushed.lag)
             self._account.window.add(losses, norm, schedule)
             self._account.window.add_played(batch, lag)

@@ -91,6 +91,27 @@ def test_b73_a_killed_role_is_named_with_pid_and_signal(
     assert time.monotonic() - started[0] < 15
 
 
+@pytest.mark.parametrize("how", ["SIGKILL", "hang"])
+def test_b73_a_learner_lost_while_the_run_stops_is_named(mortal_runtime: Runtime, how: str) -> None:
+    """A stop must not hide that the state it should save is gone.
+
+    Source: openai/gym#3281; ray-project/ray#6862.
+    """
+    if how == "hang":
+        mortal_runtime.start("learner-0", roles.hang)
+    else:
+        mortal_runtime.start("learner-0", roles.die_after, 0.5, how)
+    started: list[float] = []
+
+    def stop(role: str, record: dict[str, object]) -> None:
+        started.append(time.monotonic())
+        mortal_runtime.stop()
+
+    with pytest.raises(RoleFailed, match="learner-0 failed: "):
+        mortal_runtime.supervise(stop)
+    assert time.monotonic() - started[0] < 15
+
+
 def test_b72_a_role_that_hangs_is_named_within_its_time(mortal_runtime: Runtime) -> None:
     """Worker hangs and the master waits.
 

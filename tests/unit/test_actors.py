@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from repertory.actors import Actor, trajectory_spec
+from repertory.config import NotFinite
 from repertory.environments import EnvironmentConfig, describe, make_vector
 from repertory.models.base import ModelOutput
 from repertory.models.policies import Categorical
-from repertory.progress import Stopwatch
+from repertory.progress import Stopwatch, Window
 from repertory.trajectories import CoreState, Trajectory
+from tests.alone import Line
 from tests.probes import Counter
 
 
@@ -41,7 +43,14 @@ class Spy(nn.Module):
         return ModelOutput(Categorical(logits), observations.flatten(2).sum(-1), (count,))
 
 
-def play(make: Any, unroll_length: int, unrolls: int, columns: int = 1) -> list[Trajectory]:
+def play(
+    make: Any,
+    unroll_length: int,
+    unrolls: int,
+    columns: int = 1,
+    not_finite: NotFinite = "stop",
+    context: Any = None,
+) -> list[Trajectory]:
     config = EnvironmentConfig(make)
     spec, model = describe(config), Spy()
     actor = Actor(
@@ -50,8 +59,12 @@ def play(make: Any, unroll_length: int, unrolls: int, columns: int = 1) -> list[
         trajectory_spec(spec, model, unroll_length=unroll_length, num_columns=columns),
         torch.Generator().manual_seed(0),
         Stopwatch(),
+        not_finite,
     )
     played = [actor.unroll(version).clone() for version in range(unrolls)]
+    if context is not None:
+        actor._reported = -math.inf
+        actor.report(context)
     actor.close()
     return played
 
@@ -219,6 +232,59 @@ class Bad(Counter):
 def test_a_number_that_is_not_finite_is_named_where_it_comes_from(what: str, number: float) -> None:
     with pytest.raises(FloatingPointError, match=rf"column 0, tick 2 .* the {what} is {number}"):
         play(lambda: Bad(what, number), unroll_length=2, unrolls=3)
+
+
+def test_b103_a_reward_that_is_not_finite_can_be_left_out() -> None:
+    """One bad number kills the model silently.
+
+    Source: pytorch/pytorch#46849; facebookresearch/habitat-lab PR#2229.
+    """
+    line = Line()
+    (one,) = play(lambda: Bad("reward", math.nan), 8, 1, not_finite="skip", context=line)
+    assert one.valid[:, 0].tolist() == [1, 1, 0, 1, 0, 1, 1, 0]
+    assert one.rewards[:, 0].tolist() == [1, 1, 0, 1, 0, 1, 1, 0]
+    assert one.observations[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3]
+    window = Window()
+    window.add_played(one, lag=None)
+    assert not window.episodes, "the episode's return is not known"
+    (event,) = [record for record in line.records if record["kind"] == "event"]
+    assert event["event"] == "left_out"
+    assert "column 0, tick 7 of this actor: the reward is nan; 2 transitions" in event["message"]
+
+
+def test_b103_an_observation_that_is_not_finite_takes_the_transitions_on_both_sides() -> None:
+    """One bad number kills the model silently.
+
+    Source: pytorch/pytorch#46849; facebookresearch/habitat-lab PR#2229.
+    """
+    first, second = play(lambda: Bad("observation", math.nan), 3, 2, not_finite="skip")
+    assert first.observations[:, 0, 0].tolist() == [0, 1, 2, 0]
+    assert first.valid[:, 0].tolist() == [1, 1, 0]
+    assert second.observations[:, 0, 0].tolist() == [0, 4, 0, 1]
+    assert second.valid[:, 0].tolist() == [0, 0, 1]
+    assert second.episode_lengths[:, 0].tolist() == [4, 0, 0]
+
+
+def test_numbers_that_are_never_finite_end_the_run_all_the_same() -> None:
+    class Hopeless(Counter):
+        def step(self, action: Any) -> Any:
+            observation, _, terminated, truncated, info = super().step(action)
+            return observation, math.nan, terminated, truncated, info
+
+    with pytest.raises(
+        FloatingPointError, match="the reward is nan; so it has been for 10 unrolls"
+    ):
+        play(lambda: Hopeless(4, "term"), 4, 11, not_finite="skip")
+
+
+def test_a_first_observation_that_is_not_finite_is_named() -> None:
+    class Born(Counter):
+        def reset(self, **keywords: Any) -> Any:
+            observation, info = super().reset(**keywords)
+            return np.full_like(observation, math.nan), info
+
+    with pytest.raises(FloatingPointError, match=r"column 0, .* the first observation is nan"):
+        play(lambda: Born(4, "term"), 4, 1)
 
 
 def test_a_policy_that_is_not_finite_plays_no_action() -> None:

@@ -90,6 +90,19 @@ def assert_equal(first: Any, second: Any) -> None:
         assert first == second
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_b103_parameters_that_are_not_finite_are_never_saved(number: float) -> None:
+    """One bad gradient kills the model silently, and its checkpoint too.
+
+    Source: pytorch/pytorch#46849; facebookresearch/habitat-lab PR#2229.
+    """
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight[0, 1] = number
+    with pytest.raises(CheckpointError, match="weight holds numbers that are not finite"):
+        state_of(model)
+
+
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     state = {
         **state_of(small_model()),

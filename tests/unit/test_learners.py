@@ -167,6 +167,32 @@ def test_b103_a_gradient_that_is_not_finite_leaves_the_parameters_alone() -> Non
         assert torch.equal(parameters(learner), before)
 
 
+def test_b103_an_update_that_is_not_finite_can_be_skipped_and_is_told() -> None:
+    """One bad gradient kills the model silently.
+
+    Source: pytorch/pytorch#46849; facebookresearch/habitat-lab PR#2229.
+    """
+    config = replace(CONFIG, not_finite="skip", log_every_steps=1)
+    learner, good, line = make(config), play(config), Line()
+    bad = good.clone()
+    bad.rewards[0, 0] = math.nan
+    before = parameters(learner)
+    assert learner.update(bad, partial(targets, config))
+    assert torch.equal(parameters(learner), before)
+    assert (learner.updates, learner.env_steps) == (0, int(good.valid.sum()))
+    learner.report(line)
+    window, event = line.records
+    assert window["counts"] == {"updates_refused": 1}
+    assert event["event"] == "refused"
+    assert "update 0 has a gradient that is not finite" in event["message"]
+    assert learner.update(good, partial(targets, config))
+    assert not torch.equal(parameters(learner), before)
+    for _ in range(99):
+        assert learner.update(bad, partial(targets, config))
+    with pytest.raises(FloatingPointError, match="not finite"):
+        learner.update(bad, partial(targets, config))
+
+
 def test_the_last_row_bootstraps_without_a_graph() -> None:
     """No gradient flows into targets: the critic's last value is a constant."""
     learner, batch = make(), play()
@@ -183,7 +209,8 @@ def test_windows_come_at_multiples_of_the_log_interval() -> None:
         learner.update(batch, partial(targets, config))
         learner.report(line)
     learner.finish(line)
-    steps = [record["env_steps"] for record in line.records]
+    windows = [record for record in line.records if record["kind"] == "window"]
+    steps = [window["env_steps"] for window in windows]
     assert steps == sorted(set(steps))
     assert [step // 50 for step in steps[:-1]] == [1, 2, 3, 4]
-    assert sum(record["transitions"] for record in line.records) == learner.env_steps
+    assert sum(window["transitions"] for window in windows) == learner.env_steps

@@ -322,6 +322,23 @@ def test_b103_a_gradient_that_is_not_finite_never_reaches_the_shared_parameters(
     assert torch.equal(shared.parameters, before)
 
 
+def test_b103_a_push_that_is_not_finite_can_be_skipped_and_is_told() -> None:
+    """One bad gradient kills the model of every worker.
+
+    Source: pytorch/pytorch#46849; facebookresearch/habitat-lab PR#2229.
+    """
+    shared = Shared(config=replace(CONFIG, not_finite="skip"))
+    worker, batch, before = shared.worker(), play(), shared.parameters
+    bad = batch.clone()
+    bad.rewards[0, 0] = math.inf
+    assert worker.pull()
+    assert worker.push(bad, TARGETS)
+    assert torch.equal(shared.parameters, before)
+    assert worker._account.window.counts == {"updates_refused": 1}
+    assert worker.push(batch, TARGETS)
+    assert not torch.equal(shared.parameters, before)
+
+
 def test_b30_gradients_flow_through_time_inside_an_unroll_and_never_across() -> None:
     """A state detached at every step learns no memory; one never detached fails the second time.
 

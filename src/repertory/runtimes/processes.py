@@ -94,6 +94,7 @@ class ProcessRuntime:
         self._inbox: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
         self.results: dict[str, Any] = {}
         self._failure: RoleFailed | None = None
+        self._missing: list[RoleFailed] = []  # ended in a stop, and had no successor
         self._looked = time.monotonic()
         self._stop_seen: float | None = None
         self._max_restarts = max_restarts
@@ -211,12 +212,16 @@ class ProcessRuntime:
                     break
                 if self._failure is not None:
                     raise self._failure
-            return self.results
         finally:
+            late = [child for child in self._children if not child.ended]
             self.close()
             self._keep_late_results()
+            self._look_for_the_missing(late)
             if self._failure is not None:
                 self._failure.results = self.results
+        if self._failure is not None:
+            raise self._failure
+        return self.results
 
     def collect_state(self) -> None:
         """See `Runtime`."""
@@ -285,6 +290,24 @@ class ProcessRuntime:
                 if kind == "result":
                     self.results[self._names[index]] = content
 
+    def _look_for_the_missing(self, late: list[_Child]) -> None:
+        """After the end, name a role whose state the run needs and has not got.
+
+        Args:
+            late: Those that had to be ended.
+        """
+        reason = f"it did not end within {_STOP_SECONDS + _GRACE_SECONDS:g} s of a stop"
+        for child in late:
+            if child.name not in self.results:
+                failed = RoleFailed(child.name, reason)
+                if child.replaceable:
+                    self._missing.append(failed)
+                elif self._failure is None:
+                    self._failure = failed
+        nothing = all(result is None for result in self.results.values())
+        if self._missing and nothing and self._failure is None:
+            self._failure = self._missing[0]
+
     def _handle(
         self, child: _Child, kind: str, content: Any, on_record: Callable[[str, Record], None]
     ) -> None:
@@ -303,10 +326,11 @@ class ProcessRuntime:
     def _replace_or_fail(self, child: _Child, on_record: Callable[[str, Record], None]) -> None:
         """A role has ended without a result or an error: killed from outside, or hung."""
         reason = child.reason or f"{how_it_ended(child.process.exitcode)} (pid {child.process.pid})"
-        if self._control.stopping:
-            return  # it would only have to end again
         if not child.replaceable:
             self._fail(child, reason)
+            return
+        if self._control.stopping:  # another one would only have to end again
+            self._missing.append(RoleFailed(child.name, reason))
             return
         if self._restarts == self._max_restarts:
             self._fail(child, f"{reason}, after {self._restarts} replacements in this run")

@@ -7,6 +7,7 @@ not here: where parameters come from and where trajectories go; that is the algo
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -150,8 +151,12 @@ class Actor:
                 context.report(event)
 
     def close(self) -> None:
-        """Close the environment."""
-        self._environment.close()
+        """Close the environment; one that cannot be closed has done its work all the same."""
+        try:
+            self._environment.close()
+        except Exception as error:
+            name = self._environment.spec.name
+            warnings.warn(f"{name} cannot be closed: {error!r}", RuntimeWarning, stacklevel=2)
 
     def _tick(self, trajectory: Trajectory, row: int) -> None:
         with self._stopwatch("inference"):

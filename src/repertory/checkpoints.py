@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import pickle
 from collections.abc import Collection, Mapping
@@ -24,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from repertory.environments.base import EnvironmentSpec
 from repertory.metrics import versions
-from repertory.step_names import numbered, step_path
+from repertory.step_names import numbered, step_path, steps_of
 
 FORMAT_VERSION = 1
 """Grows when a file of before could no longer be read as it is."""
@@ -129,6 +130,14 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
             temporary.unlink(missing_ok=True)
 
 
+_brought: dict[str, bytes] = {}
+
+
+def bring(files: Mapping[str, bytes]) -> None:
+    """Have `load` find checkpoints in this process that lie on another machine, by their paths."""
+    _brought.update(files)
+
+
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint, with all tensors on the CPU. Nothing in the file is run.
 
@@ -138,7 +147,8 @@ def load(path: Path) -> dict[str, Any]:
             plain values, or was written by a later version.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        source = io.BytesIO(_brought[str(path)]) if str(path) in _brought else path
+        state = torch.load(source, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointNotFound(f"there is no checkpoint {path}") from error
     except pickle.UnpicklingError as error:
@@ -271,16 +281,20 @@ def prune(folder: Path, keep: int, also: Collection[Path] = ()) -> None:
                 path.unlink(missing_ok=True)
 
 
-def set_aside_after(folder: Path, env_steps: int) -> None:
-    """Give checkpoints beyond some env steps, and halves of some, other names.
+def set_aside_after(folder: Path, checkpoint: Path) -> None:
+    """Give the checkpoints of a folder that are newer than one of them other names.
 
-    A run that goes on from before them makes these env steps again; nothing is deleted but what
-    was never whole.
+    A run that goes on from that one makes their env steps again; nothing is deleted but halves of
+    files that were never whole. If one of them was the best, the one that is gone on from takes its
+    place.
     """
+    best = folder / "best"
     for steps, path in numbered(folder):
-        if steps > env_steps:
+        if steps > steps_of(checkpoint):
             path.rename(path.with_name(f"set_aside_{path.name}"))
-    for path in folder.glob(".step_*.tmp"):
+            if best.is_file() and best.read_text(encoding="utf-8").strip() == path.name:
+                point(folder, "best", checkpoint)
+    for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
@@ -354,6 +368,8 @@ def resolve(run_or_checkpoint: Path) -> Path:
         CheckpointNotFound: There is none.
     """
     path = run_or_checkpoint
+    if str(path) in _brought:
+        return path
     if path.is_dir():
         return latest(path)
     if not path.exists():

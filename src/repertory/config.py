@@ -227,12 +227,14 @@ class RunConfig:
         """What is wrong with settings that are each in their range, on one line."""
         if self.exact_resume and self.checkpoint_steps is None:
             return "exact_resume needs checkpoint_steps: it goes on from checkpoints by env steps"
+        if self.normalize_advantages and self.unroll_length * self.num_envs == 1:
+            return "normalize_advantages takes more than one transition: a single one becomes 0"
         return None
 
     @property
     def threads_per_player(self) -> int:
         """Threads of one role's native vector environment."""
-        return self.environment_threads or max(1, (os.cpu_count() or 1) // self.num_players)
+        return self.environment_threads or max(1, num_cores() // self.num_players)
 
     @property
     def log_interval(self) -> int:
@@ -242,6 +244,13 @@ class RunConfig:
         return min(
             interval, *filter(None, [self.checkpoint_steps, self.evaluation_steps, interval])
         )
+
+
+def num_cores() -> int:
+    """Cores that this process may use, which in a container can be few of the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)

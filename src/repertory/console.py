@@ -265,8 +265,12 @@ def header(start: Mapping[str, Any], preset: str | None) -> str:
         start: The record of `metrics.start_record`.
         preset: Name of the preset, if any.
     """
+    rules = f"protocol {start['protocol']}"
+    if start["action_repeat"] > 1:
+        rules += f": {start['action_repeat']} frames a step, each sticky with probability "
+        rules += f"{start['repeat_action_probability']:g}"
     return (
-        f"{start['algorithm']} on {start['env']} (protocol {start['protocol']}), "
+        f"{start['algorithm']} on {start['env']} ({rules}), "
         f"preset {preset or 'none'}, network {start['network']}, seed {start['seed']}\n"
         f"run folder {start['run_dir']}"
     )

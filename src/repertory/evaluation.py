@@ -11,7 +11,7 @@ What is here: playing and summing up. What is not here: loading (`agent`), print
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,6 +30,10 @@ the limit of the ALE's v5 environments and of every protocol here."""
 
 EVALUATOR = 65_535
 """Index under which the evaluator's seeds are drawn; no actor has it."""
+
+
+class GivenUp(RuntimeError):
+    """Whoever wanted an evaluation does not wait for it any more."""
 
 
 class Episode(NamedTuple):
@@ -114,6 +118,7 @@ def evaluate(
     greedy: bool = False,
     num_envs: int | None = None,
     max_episode_steps: int | None = None,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Play whole games with an agent.
 
@@ -126,9 +131,11 @@ def evaluate(
         num_envs: Columns that play side by side; by default 8, or as many as there are games.
         max_episode_steps: Env steps after which a game is cut and counted as it stands; by default
             those of `MAX_EPISODE_FRAMES`. A shorter limit of the environment itself holds.
+        give_up: Asked at every tick; True ends the evaluation.
 
     Raises:
         ConfigError: A number is below 1.
+        GivenUp: `give_up` said so.
         EnvironmentFailure: The environment broke.
     """
     num_envs = min(episodes, 8) if num_envs is None else num_envs
@@ -156,6 +163,7 @@ def evaluate(
             greedy=greedy,
             generator=torch.Generator().manual_seed(action_seed),
             max_episode_steps=limit,
+            give_up=give_up,
         )
     finally:
         environment.close()
@@ -182,6 +190,7 @@ def play(
     greedy: bool,
     generator: torch.Generator,
     max_episode_steps: int,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> list[Episode]:
     """Play until every column has finished its games; later games of a column count nothing.
 
@@ -192,12 +201,14 @@ def play(
         greedy: Play the likeliest action, and not one drawn from the policy.
         generator: Source of the actions that are drawn.
         max_episode_steps: Env steps after which a game is over.
+        give_up: Asked at every tick; True ends the games.
 
     Returns:
         The games, by column and in order.
 
     Raises:
         EnvironmentFailure: A game goes on past the limit, which would keep this from ever ending.
+        GivenUp: `give_up` said so.
     """
     observations = environment.reset()
     core_state = model.initial_core_state(environment.num_envs)
@@ -205,6 +216,8 @@ def play(
     running = np.zeros(environment.num_envs, np.int64)
     played: list[list[Episode]] = [[] for _ in episodes]
     while any(len(games) < due for games, due in zip(played, episodes, strict=True)):
+        if give_up():
+            raise GivenUp("the games were given up")
         output = model(torch.from_numpy(observations)[None], core_state, resets[None])
         core_state = output.core_state
         actions = output.policy.mode() if greedy else output.policy.sample(generator)

@@ -41,8 +41,15 @@ class Evaluator:
         last: The one that was handed over last.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        """Nothing is started before the first checkpoint comes."""
+    def __init__(self, config: RunConfig, give_up: Callable[[], bool]) -> None:
+        """Nothing is started before the first checkpoint comes.
+
+        Args:
+            config: Of the run.
+            give_up: Whether the run waits for no game any more; asked where it is its own process
+                that plays, which the others do not hold up.
+        """
+        self._give_up = give_up
         self._episodes = config.evaluation_episodes
         # A checkpoint holds no code: an environment that is a callable has to come along.
         self._env = config.env if callable(config.env) else None
@@ -65,9 +72,10 @@ class Evaluator:
         self.last = checkpoint
         self._handed_over = time.monotonic()
         if not self._apart:
-            self._records.put(_evaluate(checkpoint, self._episodes, self._env))
+            self._records.put(_evaluate(checkpoint, self._episodes, self._env, self._give_up))
             return
-        if self._process is not None and not self._process.is_alive():
+        if self._process is not None and self._pipe is not None and not self._process.is_alive():
+            self._receive(self._pipe, of=len(self.waiting) - 1)
             self._end()
         if self._process is None:
             self._start()
@@ -80,7 +88,7 @@ class Evaluator:
     def finished(self) -> list[Record]:
         """What has come back since the last call: `eval` records, or `event`s of failures."""
         if self._pipe is not None:
-            self._receive(self._pipe)
+            self._receive(self._pipe, of=len(self.waiting))
             if self.busy and time.monotonic() - self._handed_over > _PATIENCE_SECONDS:
                 self._end()
                 for checkpoint in self.waiting[self._records.qsize() :]:
@@ -116,13 +124,13 @@ class Evaluator:
             self._process.start()
         theirs.close()
 
-    def _receive(self, pipe: Connection) -> None:
-        """Take what lies in the pipe; its end stands for all that was to come."""
+    def _receive(self, pipe: Connection, of: int) -> None:
+        """Take what lies in the pipe; its end stands for all that was to come of so many."""
         try:
             while pipe.poll():
                 self._records.put(pipe.recv())
         except (EOFError, OSError):
-            for _ in range(len(self.waiting) - self._records.qsize()):
+            for _ in range(of - self._records.qsize()):
                 self._records.put(_failed(None, "the evaluator died"))
 
 
@@ -138,10 +146,13 @@ def _serve(pipe: Connection, episodes: int, env: Env | None) -> None:
             return
 
 
-def _evaluate(checkpoint: Path, episodes: int, env: Env | None) -> Record:
+def _evaluate(
+    checkpoint: Path, episodes: int, env: Env | None, give_up: Callable[[], bool] = lambda: False
+) -> Record:
     """An `eval` record, or the `event` that stands for a failure: training goes on without it."""
     try:
-        record = evaluate(Agent.load(checkpoint, env=env), episodes=episodes).to_record()
+        agent = Agent.load(checkpoint, env=env)
+        record = evaluate(agent, episodes=episodes, give_up=give_up).to_record()
     except Exception as error:
         return _failed(checkpoint, f"{type(error).__name__}: {error}")
     return {**record, "checkpoint": str(checkpoint)}

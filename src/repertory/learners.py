@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from repertory import models
-from repertory.checkpoints import load, load_model_state, model_state, resolve
+from repertory.checkpoints import check_plain, load, load_model_state, model_state, resolve
 from repertory.config import RunConfig
 from repertory.environments.base import EnvironmentSpec
 from repertory.losses import advantage_moments, normalize_advantages
@@ -186,10 +186,16 @@ class Learner:
         self._account.go_on(self.env_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters, optimiser state and counters: the live tensors, and plain values."""
-        return {
-            "model": model_state(self.model),
-            "optimizer": self._optimizer.state_dict(),
-            "env_steps": self.env_steps,
-            "updates": self.updates,
-        }
+        """Parameters, optimiser state and counters, copied to the CPU; see `check_plain`.
+
+        Whoever receives it in another process may have no GPU.
+        """
+        state: dict[str, Any] = check_plain(
+            {
+                "model": model_state(self.model),
+                "optimizer": self._optimizer.state_dict(),
+                "env_steps": self.env_steps,
+                "updates": self.updates,
+            }
+        )
+        return state

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from repertory.config import ConfigError, RunConfig, to_yaml
+from repertory.config import ConfigError, RunConfig, num_cores, to_yaml
 from repertory.environments.base import EnvironmentSpec
 
 if TYPE_CHECKING:
@@ -209,6 +209,7 @@ def start_record(
         "seed": config.seed,
         "total_steps": config.total_steps,
         "action_repeat": spec.action_repeat,
+        "repeat_action_probability": spec.repeat_action_probability,
         "run_dir": str(folder.path),
     }
 
@@ -268,6 +269,7 @@ class RunFolder:
                 "observation_space": str(spec.observation_space),
                 "action_space": str(spec.action_space),
                 "action_repeat": spec.action_repeat,
+                "repeat_action_probability": spec.repeat_action_probability,
             },
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": versions(),
@@ -282,6 +284,12 @@ class RunFolder:
     def config_file(self) -> Path:
         """The settings, as `--config` takes them."""
         return self.path / "config.yaml"
+
+    def change_config(self, config: RunConfig, algorithm: str, env_steps: int) -> None:
+        """Write down settings that hold from now on; those until here stay in another file."""
+        if self.config_file.exists():
+            self.config_file.rename(self.path / f"config_until_{env_steps}.yaml")
+        self.config_file.write_text(to_yaml(config, algorithm), encoding="utf-8")
 
     @property
     def metrics_file(self) -> Path:
@@ -448,9 +456,7 @@ def machine() -> dict[str, Any]:
     return {
         "platform": platform.platform(),
         "processor": _processor(),
-        "num_cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "num_cores": num_cores(),
         "gpus": _gpus(),
     }
 

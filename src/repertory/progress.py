@@ -27,6 +27,10 @@ from repertory.trajectories import Trajectory
 STAGES = ("environment", "inference", "learning", "waiting")
 """Where a role's seconds go."""
 
+_OF_LEARNING = (
+    *("policy_loss", "value_loss", "entropy", "explained_variance", "gradient_norm"),
+    *("learning_rate", "entropy_cost"),
+)
 _PULSE_SECONDS = 1.0
 _MAX_REFUSED = 100  # updates in a row, after which nothing good is to be hoped for
 
@@ -104,7 +108,8 @@ class Window:
 
     def count(self, name: str, number: int = 1) -> None:
         """Count something that a line tells the total of."""
-        self.counts[name] += number
+        if number:
+            self.counts[name] += number
 
     def observe(self, name: str, value: float) -> None:
         """Note a value that a line tells the mean of."""
@@ -151,6 +156,7 @@ class Account:
         self._interval = log_interval
         self._stopwatch = stopwatch
         self._due = log_interval
+        self._clock: tuple[int, float] | None = None  # env steps and time of the last report
         self._refused = 0  # in a row
         self._why = ""
         self._pulse_due = time.monotonic() + _PULSE_SECONDS
@@ -164,6 +170,8 @@ class Account:
 
         The first learner also gives a pulse about once a second, whatever the windows' length.
         """
+        # Only after the first update do steps and seconds go together: before it, roles start.
+        self._clock = self._clock or (env_steps, time.monotonic())
         if env_steps >= self._due or finished:
             while self._due <= env_steps:
                 self._due += self._interval
@@ -191,8 +199,11 @@ class Account:
     def close(self, context: RoleContext, env_steps: int) -> None:
         """Report the window as it is, unless nothing has happened in it."""
         if self.window.updates or self.window.counts:
-            seconds_in = self._stopwatch.take()
-            context.report(self.window.to_record(self._rank, env_steps, seconds_in))
+            record = self.window.to_record(self._rank, env_steps, self._stopwatch.take())
+            now = time.monotonic()
+            since_steps, since = self._clock or (env_steps, now)
+            context.report({**record, "pace": (env_steps - since_steps, now - since)})
+            self._clock = (env_steps, now)
             if refused := self.window.counts["updates_refused"]:
                 message = f"{refused} updates refused, the last because {self._why}"
                 context.report({"kind": "event", "event": "refused", "message": message})
@@ -262,11 +273,15 @@ class Progress:
         updates = newest["updates"] if self._in_step else sum(w["updates"] for w in windows)
         gradient_norms = sum(window["gradient_norm_sum"] for window in windows)
         self._updates += updates
-        transitions = max(1, sum(window["transitions"] for window in windows))
+        learned = sum(window["transitions"] for window in windows)
+        transitions = max(1, learned)
         lags = sum((Counter(window["lags"]) for window in windows), Counter())
         sums = torch.tensor([window["sums"] for window in windows], dtype=torch.float64).sum(0)
         policy, value, entropy = (sums[:3] / transitions).tolist()
         now, env_steps = time.monotonic(), newest["env_steps"]
+        steps, seconds = newest["pace"]
+        if not steps:  # a window of one update, the first
+            steps, seconds = env_steps - self._last_steps, now - self._last_time
         line = {
             "kind": "progress",
             "env_steps": env_steps,
@@ -274,8 +289,7 @@ class Progress:
             "updates": self._updates,
             "episodes": self._recent.episodes,
             "wall_seconds": now - self._started,
-            "env_steps_per_second": (env_steps - self._last_steps)
-            / max(now - self._last_time, 1e-9),
+            "env_steps_per_second": steps / max(seconds, 1e-9),
             "episode_return_mean": self._recent.return_mean,
             "episode_length_mean": self._recent.length_mean,
             "policy_lag_mean": sum(lag * n for lag, n in lags.items()) / max(1, lags.total()),
@@ -291,7 +305,9 @@ class Progress:
             **_counted(windows),
             "seconds_in": self._seconds_in,
         }
-        if self._entropy_max:
+        if not learned:  # all was dropped or refused: there is nothing to tell of learning
+            line |= dict.fromkeys(_OF_LEARNING)
+        elif self._entropy_max:
             line["entropy_normalised"] = entropy / self._entropy_max
         self._seconds_in = dict.fromkeys(STAGES, 0.0)
         self._last_time, self._last_steps = now, env_steps

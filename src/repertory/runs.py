@@ -7,6 +7,7 @@ they run (`runtimes`), how a terminal shows it (`console`).
 
 from __future__ import annotations
 
+import errno
 import math
 import signal
 import threading
@@ -27,7 +28,7 @@ from repertory.environments.base import EnvironmentSpec
 from repertory.evaluator import Evaluator
 from repertory.metrics import Record, RunFolder, Sink, start_record
 from repertory.progress import Progress
-from repertory.runtimes.base import Runtime
+from repertory.runtimes.base import RoleFailed, Runtime
 from repertory.runtimes.inline import InlineRuntime
 from repertory.runtimes.processes import ProcessRuntime
 from repertory.step_names import step_path, steps_of
@@ -92,7 +93,7 @@ class Run:
         self._last: Record = {"env_steps": 0, "episode_return_mean": None}
         self._best = -math.inf
         self._scheduled: Path | None = config.resume_from if config.exact_resume else None
-        self._evaluator = Evaluator(config)
+        self._evaluator = Evaluator(config, self._waits_no_more)
         self._due = {"evaluation": math.inf, "checkpoint": math.inf}
         for name in self._due:
             self._due_after(name, 0)
@@ -110,10 +111,11 @@ class Run:
         """
         self._going_on = event
         if progress:
-            self._progress.load_state_dict(progress["lines"], event["from_env_steps"])
+            lines = {**progress["lines"], "updates": event["from_updates"]}
+            self._progress.load_state_dict(lines, event["from_env_steps"])
             # Whatever an evaluator found after the last checkpoint stands in the lines alone.
             found = [line["episode_return_mean"] for line in self._folder.lines("eval")]
-            self._best = max([progress["best"], *found])
+            self._best = max([progress["best"], *(mean for mean in found if mean is not None)])
         self._last["env_steps"] = event["from_env_steps"]
         self._last["episode_return_mean"] = self._progress.recent_return
         for name in ("evaluation", "checkpoint"):
@@ -124,7 +126,7 @@ class Run:
         if self._reason == "total_steps":
             self._reason = reason
         self._in_a_hurry |= reason in _SIGNALS.values()
-        self._runtime.stop()
+        self._runtime.stop(hurry=self._in_a_hurry)
 
     def supervise(self) -> Result:
         """Watch until the roles have ended, then save."""
@@ -191,7 +193,7 @@ class Run:
             self._config = replace(self._config, resume_from=checkpoint)
             self._runtime = _make_runtime(self._config)
             if self._reason != "total_steps":  # a signal has come between the two
-                self._runtime.stop()
+                self._runtime.stop(hurry=self._in_a_hurry)
 
     def _save_at_the_end(self, state: Mapping[str, Any], *, scheduled: bool) -> Path:
         """Save a state that nobody will give again: once more if the folder was gone."""
@@ -206,6 +208,10 @@ class Run:
         try:
             ALGORITHMS[self._algorithm].train(self._config, self._spec, self._runtime)
             results = self._runtime.supervise(self._on_record)
+        except OSError as error:
+            if error.errno == errno.EMFILE:  # pipes to a role, say
+                raise RoleFailed("the start of roles", f"{error}") from error
+            raise
         finally:
             self._runtime.close()
         self._take_line(self._progress.flush())
@@ -267,15 +273,18 @@ class Run:
             self._take_evaluations()
             time.sleep(0.05)
 
+    def _waits_no_more(self) -> bool:
+        return self._in_a_hurry or time.monotonic() > self._deadline
+
     def _take_evaluations(self) -> None:
         """Tell what the evaluator has found; the best of it is the run's best."""
         for record in self._evaluator.finished():
             self._tell(record)
             if record["kind"] == "eval" and record["episode_return_mean"] > self._best:
-                self._best = record["episode_return_mean"]
                 try:
                     best = Path(record["checkpoint"])
                     checkpoints.point(self._folder.checkpoints, "best", best)
+                    self._best = record["episode_return_mean"]
                 except checkpoints.CheckpointError as error:
                     event = {"kind": "event", "event": "checkpoint_failed", "message": str(error)}
                     self._tell(event)
@@ -324,9 +333,9 @@ class Run:
             return path
         reached = self._progress.recent_return
         evaluated = self._config.evaluation_steps is not None
-        is_best = not evaluated and reached is not None and reached > self._best
-        if is_best and reached is not None:
-            self._best = reached
+        best = self._best
+        if not evaluated and reached is not None:
+            best = max(best, reached)
         path = checkpoints.save_step(
             self._folder.checkpoints,
             checkpoints.make_state(
@@ -337,12 +346,13 @@ class Run:
                 algorithm=self._algorithm,
                 config=to_yaml(replace(self._config, resume_from=None)),
                 spec=self._spec,
-                progress={"lines": self._progress.state_dict(), "best": self._best},
+                progress={"lines": self._progress.state_dict(), "best": best},
                 scheduled=scheduled,
             ),
         )
-        if is_best:
+        if best > self._best:
             checkpoints.point(self._folder.checkpoints, "best", path)
+            self._best = best
         if scheduled:
             self._scheduled = path
         needed = [*self._evaluator.waiting, *filter(None, [self._scheduled])]
@@ -372,6 +382,7 @@ def _make_runtime(config: RunConfig) -> Runtime:
             actor_cpus=config.actor_cpus,
             learner_gpus=config.learner_gpus,
             modules=source_of(name.rpartition(":")[0]),
+            files=[path for path in [config.resume_from or config.init_from] if path is not None],
         )
     return ProcessRuntime(config.role_timeout_seconds, max_restarts=config.max_restarts)
 

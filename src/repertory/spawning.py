@@ -36,10 +36,19 @@ def deaf_to_signals() -> Iterator[None]:
 
 def begin_child() -> None:
     """First thing in a child that was started `deaf_to_signals`."""
-    for number in _PARENTS_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    leave_signals_to_the_parent()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
     end_with_the_parent()
+
+
+def leave_signals_to_the_parent() -> None:
+    """From now on, the parent alone answers what a terminal or a scheduler sends to everybody.
+
+    Programs that an environment starts must hear a request to terminate from it: an ignored signal
+    would stay ignored there, where one that is handled is not.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
 
 
 def end_with_the_parent() -> None:

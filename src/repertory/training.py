@@ -52,6 +52,8 @@ def train(config: RunConfig, *, on_record: Callback | None = None) -> Result:
     name, _ = _algorithm_of(config)
     config = from_dict(type(config), vars(config))
     validate(config)
+    if config.init_from is not None:
+        config = replace(config, init_from=checkpoints.resolve(config.init_from))
     spec = environments.describe(config.environment)
     _refuse_what_roles_could_not_use(config, spec)
     return _supervised(config, name, spec, RunFolder.create(config, name, spec), on_record)
@@ -106,7 +108,9 @@ def resume(
             f"{checkpoints.spec_text(spec)}"
         )
     _refuse_what_roles_could_not_use(config, spec)
-    checkpoints.set_aside_after(folder.checkpoints, state["env_steps"])
+    checkpoints.set_aside_after(folder.checkpoints, checkpoint)
+    if changed:
+        folder.change_config(wanted, state["algorithm"], state["env_steps"])
     notes = [f"going on after {state['env_steps']:,} env steps", *damaged]
     if changed and config.exact_resume:
         notes.append("with other settings, this is not the run that would never have been stopped")
@@ -115,6 +119,7 @@ def resume(
         "event": "resume",
         "checkpoint": str(checkpoint),
         "from_env_steps": state["env_steps"],
+        "from_updates": state["updates"],
         "lines_set_aside": folder.set_aside_lines_after(state["env_steps"]),
         "changes": changed,
         "message": "; ".join(notes),

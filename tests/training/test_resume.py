@@ -19,7 +19,7 @@ from repertory.algorithms.batched_a2c import BatchedA2CConfig
 from repertory.algorithms.impala import IMPALAConfig
 from repertory.checkpoints import CheckpointError, CheckpointNotFound, load
 from repertory.commands import main
-from repertory.config import ConfigError, RunConfig
+from repertory.config import ConfigError, RunConfig, from_yaml
 from repertory.runs import Result
 from repertory.training import resume, train
 
@@ -114,6 +114,10 @@ def test_b91_a_changed_setting_is_used_and_told_or_refused(tmp_path: Path) -> No
     }
     last = lines(first.run_dir)[-1]
     assert last["learning_rate"] == 5e-6
+    now = from_yaml(A2CConfig, (first.run_dir / "config.yaml").read_text())
+    assert (now.learning_rate, now.total_steps) == (5e-6, 5000)
+    until = first.run_dir / f"config_until_{event['from_env_steps']}.yaml"
+    assert from_yaml(A2CConfig, until.read_text()).learning_rate == 1e-3
     state = load(tmp_path / "run" / "checkpoints" / f"step_{last['env_steps']:012d}.pt")
     assert state["optimizer"]["param_groups"][0]["eps"] == 1e-3
     assert state["optimizer"]["param_groups"][0]["lr"] == 5e-6

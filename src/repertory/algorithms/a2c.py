@@ -54,8 +54,10 @@ def learn(
         if not learner.update(batch, partial(targets, config)):
             break
         learner.report(context)
+        actor.report(context)
+    state = learner.finish(context)
     actor.close()
-    return learner.finish(context)
+    return state
 
 
 def targets(config: A2CConfig, estimates: Estimates) -> Targets:

@@ -129,8 +129,10 @@ def learn(
         if not worker.push(batch, partial(targets, config)):
             break
         worker.report(context)
+        actor.report(context)
+    state = worker.finish(context)
     actor.close()
-    return worker.finish(context)
+    return state
 
 
 def targets(config: A3CConfig, estimates: Estimates) -> Targets:

@@ -144,8 +144,10 @@ def play_and_learn(
         if not learner.update(batch, partial(targets, config)):
             break
         learner.report(context)
+        actor.report(context)
+    state = learner.finish(context)
     actor.close()
-    return learner.finish(context)
+    return state
 
 
 def act(

@@ -312,6 +312,7 @@ class Game:
             observation_space=space,
             action_space=native.single_action_space,
             action_repeat=ACTION_REPEAT,
+            repeat_action_probability=self.protocol.repeat_action_probability,
             frame_stack=1 if self.protocol.small_picture else FRAME_STACK,
             image_layout="chw",
             max_episode_steps=self.max_frames // ACTION_REPEAT,

@@ -65,6 +65,8 @@ class EnvironmentSpec:
         observation_space: Space of one column's observation.
         action_space: Space of one column's action, as the environment wants it.
         action_repeat: Emulator frames a single env step takes (1 where there is no emulator).
+        repeat_action_probability: Chance of each frame that the emulator repeats the last action
+            (sticky actions).
         frame_stack: How many single frames lie along the first axis of an observation; 1 where
             observations are not stacked.
         image_layout: Where the channels of an image observation stand; `none` for other shapes.
@@ -77,6 +79,7 @@ class EnvironmentSpec:
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     action_repeat: int = 1
+    repeat_action_probability: float = 0.0
     frame_stack: int = 1
     image_layout: ImageLayout = "none"
     max_episode_steps: int | None = None

@@ -9,7 +9,6 @@ how environments are found and how columns step together (`gymnasium`).
 from __future__ import annotations
 
 import random
-import signal
 import sys
 import traceback
 import warnings
@@ -21,7 +20,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from repertory.environments.base import EnvironmentFailure, EnvironmentRefused
-from repertory.spawning import end_with_the_parent
+from repertory.spawning import end_with_the_parent, leave_signals_to_the_parent
 
 FAILURE = "failure"
 """Key under which `OwnProcess` reports a failure in `info`."""
@@ -263,7 +262,7 @@ class OwnProcess(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
 
     def __init__(self, env: Guard) -> None:
         super().__init__(env)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        leave_signals_to_the_parent()
         end_with_the_parent()
 
     def reset(

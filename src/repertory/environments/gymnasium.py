@@ -35,6 +35,7 @@ from repertory.environments.base import (
 from repertory.environments.guard import FAILURE, Guard, OwnProcess, SingleColumn
 from repertory.environments.names import closest, not_installed, unknown
 from repertory.environments.spaces import image_layout, legal_actions, require_supported
+from repertory.spawning import how_it_ended
 
 _EXIT_SECONDS = 1.0
 """How long to wait for the exit code of a process whose pipe has closed."""
@@ -302,7 +303,7 @@ class GymnasiumVector:
                 process.join()
                 what = (
                     f"column {column}, env step {self._num_steps[column] + 1}: "
-                    f"its process ended with exit code {process.exitcode}"
+                    f"its process {how_it_ended(process.exitcode)} (pid {process.pid})"
                 )
             process.kill()  # what runs in a role ignores a request to terminate
         for process in processes:

@@ -7,6 +7,8 @@ One contract suite (`tests/contracts`) runs over every runtime.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -25,10 +27,14 @@ class RoleFailed(RuntimeError):
 
     def __init__(self, role: str, reason: str, traceback: str = "") -> None:
         """Keep the role's name, a one-line reason and the original traceback's text."""
+        if os.strerror(errno.EMFILE) in reason:
+            reason += "; raise the limit on open files (ulimit -n), or start fewer roles"
         super().__init__(f"{role} failed: {reason}")
         self.role = role
         self.reason = reason
         self.traceback = traceback
+        if traceback:
+            self.add_note(traceback)  # Python shows it below the message
         self.results: dict[str, Any] = {}
         """What other roles returned all the same, by name."""
 
@@ -322,8 +328,13 @@ class Runtime(Protocol):
         """Ask roles for their state at their next safe point; it arrives as a `state` record."""
         ...
 
-    def stop(self) -> None:
-        """Ask the roles to end after the update in progress. Safe in a signal handler."""
+    def stop(self, *, hurry: bool = False) -> None:
+        """Ask the roles to end after the update in progress. Safe in a signal handler.
+
+        Args:
+            hurry: Somebody waits: end within ten seconds, by force if need be. Otherwise roles have
+                the time that they have for any unroll or update.
+        """
         ...
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from repertory.checkpoints import model_state
+from repertory.checkpoints import check_plain, model_state
 from repertory.optimizers import prepare_state, with_own_state
 from repertory.parameters import distance, flat_gradient, move_towards, travelling_tensors
 from repertory.runtimes.base import Pull, Push
@@ -166,12 +166,15 @@ class HogwildWorker(Endpoint):
         """See `SharedModelWorker`; without a lock, as torn as any worker would see it."""
         with self._lock.hold(self._given_up):
             updates, env_steps = self._totals()
-            return {
-                "model": {k: v.clone() for k, v in model_state(self._model).items()},
-                "optimizer": _copy(self._optimizer.state_dict()),
-                "env_steps": env_steps,
-                "updates": updates,
-            }
+            state: dict[str, Any] = check_plain(
+                {
+                    "model": model_state(self._model),
+                    "optimizer": self._optimizer.state_dict(),
+                    "env_steps": env_steps,
+                    "updates": updates,
+                }
+            )
+            return state
 
     def _totals(self) -> tuple[int, int]:
         """Updates and env steps of all workers together."""
@@ -225,14 +228,3 @@ class SharedParameters:
         if not self._shared_statistics:
             optimizer = with_own_state(optimizer)
         return HogwildWorker(index, self._model, optimizer, self._counters, self._lock)
-
-
-def _copy(value: Any) -> Any:
-    """A copy of nested dicts and lists in which every tensor is one of its own."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copy(item) for item in value]
-    return value

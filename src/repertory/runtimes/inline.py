@@ -440,8 +440,8 @@ class InlineRuntime:
             self._baton.failure = RoleFailed(name, "the parent failed")
             raise _Aborted from error
 
-    def stop(self) -> None:
-        """See `Runtime`."""
+    def stop(self, *, hurry: bool = False) -> None:
+        """See `Runtime`. There is nobody to use force on."""
         self._stop = True
 
     def close(self) -> None:

@@ -30,15 +30,17 @@ from repertory.runtimes.process_role import POLL_SECONDS, Control, run_role
 from repertory.runtimes.shared_memory import (
     Channel,
     SharedGroup,
+    SharedMember,
     SharedQueue,
     SharedStore,
 )
+from repertory.runtimes.stops import GRACE_SECONDS, LATE, Stop
 from repertory.spawning import deaf_to_signals, how_it_ended
 from repertory.trajectories import TrajectorySpec
 
-_STOP_SECONDS = 5.0  # for roles to end by themselves after a stop, before no verb waits any more
-_GRACE_SECONDS = 5.0  # for roles to end by themselves before they are killed
 _START_SECONDS = 600.0  # for a role to give its first sign of life; slow starts are no failure
+_LAST_UPDATE_SECONDS = 30.0  # more, for a learner after the failure of another role
+_DEAD_LOOKS = 20  # at a process that has ended, for what it still had to say
 
 
 @dataclass
@@ -62,7 +64,13 @@ class _Child:
     starts: int
     silent_seconds: float = 0.0
     reason: str | None = None
+    dead_looks: int = 0
     ended: bool = False
+
+    @property
+    def learns(self) -> bool:
+        """Whether it is a learner: one that sums with others, or could."""
+        return any(isinstance(argument, SharedMember) for argument in self.arguments)
 
 
 class ProcessRuntime:
@@ -91,12 +99,11 @@ class ProcessRuntime:
         self._locks: list[FileLock] = []
         self._children: list[_Child] = []
         self._names: list[str] = []
-        self._inbox: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[int, int, str, Any]] = queue.SimpleQueue()
         self.results: dict[str, Any] = {}
         self._failure: RoleFailed | None = None
-        self._missing: list[RoleFailed] = []  # ended in a stop, and had no successor
         self._looked = time.monotonic()
-        self._stop_seen: float | None = None
+        self._stop = Stop(role_timeout_seconds)
         self._max_restarts = max_restarts
         self._restarts = 0
 
@@ -183,7 +190,7 @@ class ProcessRuntime:
         with deaf_to_signals():
             process.start()
         theirs.close()
-        reader = threading.Thread(target=self._listen, args=(index, ours), daemon=True)
+        reader = threading.Thread(target=self._listen, args=(index, starts, ours), daemon=True)
         beats = self._control.beats(index)
         reader.start()
         return _Child(
@@ -206,9 +213,9 @@ class ProcessRuntime:
             while not all(child.ended for child in self._children):
                 self._read_messages(on_record)
                 self._look_for_the_hung()
-                if self._stopped_for(_STOP_SECONDS):
+                if self._stop.over():
                     self._control.abort()  # nobody waits any more; learners still give their state
-                if self._stopped_for(_STOP_SECONDS + _GRACE_SECONDS / 2):
+                if self._stop.over(GRACE_SECONDS / 2):
                     break
                 if self._failure is not None:
                     raise self._failure
@@ -216,7 +223,9 @@ class ProcessRuntime:
             late = [child for child in self._children if not child.ended]
             self.close()
             self._keep_late_results()
-            self._look_for_the_missing(late)
+            if self._stop.asked:
+                self._stop.missing += [RoleFailed(child.name, LATE) for child in late]
+                self._failure = self._failure or self._stop.failure(self.results)
             if self._failure is not None:
                 self._failure.results = self.results
         if self._failure is not None:
@@ -227,16 +236,21 @@ class ProcessRuntime:
         """See `Runtime`."""
         self._control.ask_for_state()
 
-    def stop(self) -> None:
+    def stop(self, *, hurry: bool = False) -> None:
         """See `Runtime`."""
+        self._stop.ask(hurry)
         self._control.stop()
 
     def close(self) -> None:
         """End every role, by force after a few seconds, and release what they shared."""
+        spent = GRACE_SECONDS / 2 if self._control.aborted else 0.0
         self._control.abort()
-        deadline = time.monotonic() + _GRACE_SECONDS
+        deadline = time.monotonic() + GRACE_SECONDS - spent
+        # Where another role failed, a learner may still be in an update whose state is to be saved.
+        last_update = 0.0 if self._stop.asked else min(self._timeout, _LAST_UPDATE_SECONDS)
         for child in self._children:
-            child.process.join(max(0.0, deadline - time.monotonic()))
+            more = last_update if child.learns and self._failure is not None else 0.0
+            child.process.join(max(0.0, deadline + more - time.monotonic()))
         for child in self._children:
             if child.process.is_alive():
                 child.process.kill()
@@ -251,7 +265,7 @@ class ProcessRuntime:
             lock.close()
         self._locks.clear()
 
-    def _listen(self, index: int, pipe: Connection) -> None:
+    def _listen(self, index: int, starts: int, pipe: Connection) -> None:
         """Pass on what a role sends; a thread a role, so that a stuck one blocks no other."""
         with pipe:
             while True:
@@ -263,50 +277,27 @@ class ProcessRuntime:
                     kind, content = pickle.loads(message)
                 except Exception as error:  # of a class that only the role can import, say
                     kind, content = "error", (f"unreadable message: {error}", "")
-                self._inbox.put((index, kind, content))
-        self._inbox.put((index, "ended", None))
+                self._inbox.put((index, starts, kind, content))
+        self._inbox.put((index, starts, "ended", None))
 
     def _read_messages(self, on_record: Callable[[str, Record], None]) -> None:
         """Handle what has come, waiting a little for the first."""
         with contextlib.suppress(queue.Empty):
             message = self._inbox.get(timeout=POLL_SECONDS)
             while True:
-                index, kind, content = message
-                self._handle(self._children[index], kind, content, on_record)
+                index, starts, kind, content = message
+                child = self._children[index]
+                if child.starts == starts:  # not of one that was replaced since
+                    self._handle(child, kind, content, on_record)
                 message = self._inbox.get_nowait()
-
-    def _stopped_for(self, seconds: float) -> bool:
-        """Whether the run was asked to stop, and so many seconds have passed since."""
-        if not self._control.stopping:
-            return False
-        self._stop_seen = self._stop_seen or time.monotonic()
-        return time.monotonic() - self._stop_seen > seconds
 
     def _keep_late_results(self) -> None:
         """What other roles returned when they saw that the run was over."""
         with contextlib.suppress(queue.Empty):
             while True:
-                index, kind, content = self._inbox.get_nowait()
+                index, _, kind, content = self._inbox.get_nowait()
                 if kind == "result":
                     self.results[self._names[index]] = content
-
-    def _look_for_the_missing(self, late: list[_Child]) -> None:
-        """After the end, name a role whose state the run needs and has not got.
-
-        Args:
-            late: Those that had to be ended.
-        """
-        reason = f"it did not end within {_STOP_SECONDS + _GRACE_SECONDS:g} s of a stop"
-        for child in late:
-            if child.name not in self.results:
-                failed = RoleFailed(child.name, reason)
-                if child.replaceable:
-                    self._missing.append(failed)
-                elif self._failure is None:
-                    self._failure = failed
-        nothing = all(result is None for result in self.results.values())
-        if self._missing and nothing and self._failure is None:
-            self._failure = self._missing[0]
 
     def _handle(
         self, child: _Child, kind: str, content: Any, on_record: Callable[[str, Record], None]
@@ -319,18 +310,18 @@ class ProcessRuntime:
             self._fail(child, *content)
         elif not child.ended:
             child.ended = True
-            child.process.join(_GRACE_SECONDS)
+            child.process.join(GRACE_SECONDS)
             if child.name not in self.results and self._failure is None:
                 self._replace_or_fail(child, on_record)
 
     def _replace_or_fail(self, child: _Child, on_record: Callable[[str, Record], None]) -> None:
         """A role has ended without a result or an error: killed from outside, or hung."""
         reason = child.reason or f"{how_it_ended(child.process.exitcode)} (pid {child.process.pid})"
+        if self._stop.asked:  # another one would only have to end again
+            self._stop.missing.append(RoleFailed(child.name, reason))
+            return
         if not child.replaceable:
             self._fail(child, reason)
-            return
-        if self._control.stopping:  # another one would only have to end again
-            self._missing.append(RoleFailed(child.name, reason))
             return
         if self._restarts == self._max_restarts:
             self._fail(child, f"{reason}, after {self._restarts} replacements in this run")
@@ -343,22 +334,32 @@ class ProcessRuntime:
         on_record(child.name, {"kind": "event", "event": "replaced", "message": message})
         child.process.kill()  # one that has only closed its line
         child.process.join()
+        try:
+            self._children[child.index] = self._launch(
+                child.name,
+                child.index,
+                child.role,
+                child.arguments,
+                child.threads,
+                child.replaceable,
+                starts=child.starts + 1,
+            )
+        except OSError as error:  # no memory, or too many open files
+            self._fail(child, f"{reason}; another one cannot be started: {error}")
+            return
         child.process.close()
-        self._children[child.index] = self._launch(
-            child.name,
-            child.index,
-            child.role,
-            child.arguments,
-            child.threads,
-            child.replaceable,
-            starts=child.starts + 1,
-        )
 
     def _look_for_the_hung(self) -> None:
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now
         for child in self._children:
             if child.ended:
+                continue
+            if not child.process.is_alive():
+                # Its line stays open where it has forked somebody who lives on.
+                child.dead_looks += 1
+                if child.dead_looks == _DEAD_LOOKS:
+                    self._inbox.put((child.index, child.starts, "ended", None))
                 continue
             beats = self._control.beats(child.index)
             child.silent_seconds = child.silent_seconds + passed if beats == child.beats else 0.0

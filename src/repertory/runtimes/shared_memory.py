@@ -337,7 +337,7 @@ class SharedStore:
         return _ParameterReader(self._memory, self._news[actor])
 
 
-class _Member(Endpoint):
+class SharedMember(Endpoint):
     """Two rooms take turns, so that one round may be read while the next is written.
 
     Whoever enters round k + 2 has every message of round k + 1, which each learner sends after it
@@ -405,8 +405,8 @@ class SharedGroup:
         self._ways = {(a, b): Channel(1 + _MAX_COUNTS) for a in ranks for b in ranks if a != b}
         channels.extend(self._ways.values())
 
-    def member(self, rank: int) -> _Member:
+    def member(self, rank: int) -> SharedMember:
         """See `LearnerGroup`."""
         inbox = {a: way for (a, b), way in self._ways.items() if b == rank}
         outbox = {b: way for (a, b), way in self._ways.items() if a == rank}
-        return _Member(rank, self._rooms, inbox, outbox)
+        return SharedMember(rank, self._rooms, inbox, outbox)

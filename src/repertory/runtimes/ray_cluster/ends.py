@@ -14,7 +14,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from repertory.parameters import flatten, move_towards, snapshot_size, travelling_tensors, unflatten
+from repertory.parameters import (
+    distance,
+    flatten,
+    move_towards,
+    snapshot_size,
+    travelling_tensors,
+    unflatten,
+)
 from repertory.runtimes.base import Order, Pull, Push
 from repertory.trajectories import Trajectory, TrajectorySlots, TrajectorySpec, split
 
@@ -211,7 +218,9 @@ class ModelWorker(End):
         pieces = flat.split([tensor.numel() for tensor in tensors])
         shared = [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
         move_towards(tensors, shared, tau)
-        return Pull(*answer.value)
+        left = 0.0 if tau == 1.0 else distance(tensors, shared)
+        updates, env_steps = answer.value
+        return Pull(updates, env_steps, left)
 
     def push(
         self,

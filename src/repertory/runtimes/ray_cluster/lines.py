@@ -11,7 +11,6 @@ import contextlib
 import os
 import pickle
 import queue
-import signal
 import sys
 import threading
 import time
@@ -23,8 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from repertory import checkpoints
 from repertory.metrics import Record
 from repertory.runtimes.ray_cluster.wire import Bytes, receive, send
+from repertory.spawning import leave_signals_to_the_parent
 
 _BEAT_SECONDS = 0.2  # between two signs of life that say nothing else
 _POLL_SECONDS = 1.0
@@ -161,10 +162,10 @@ def run_role(descriptor: int) -> None:
     Args:
         descriptor: Of the socket to the seat, whose first message says which role.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent alone answers them
+    leave_signals_to_the_parent()
     connection = Connection(descriptor)
-    (name, starts, threads, patience, packed), _ = receive(connection)
+    (name, starts, threads, patience, packed, files), _ = receive(connection)
+    checkpoints.bring(files)
     line = Line(connection, name, patience)
     context = Context(name, starts, line)
     try:

@@ -14,6 +14,7 @@ import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,11 @@ from repertory.runtimes.ray_cluster.ends import (
 )
 from repertory.runtimes.ray_cluster.seats import Seat, Seating
 from repertory.runtimes.ray_cluster.servers import ModelServer
+from repertory.runtimes.stops import GRACE_SECONDS, LATE, Stop
 from repertory.trajectories import TrajectorySpec
 
 _POLL_SECONDS = 0.1
 _NEWS_SECONDS = 1.0  # a seat that has no news says so after so long
-_GRACE_SECONDS = 5.0  # for roles to end by themselves before they are killed
 _START_SECONDS = 600.0  # for a role to be placed and to give its first sign of life
 _SERVER = "parameter server"
 
@@ -150,6 +151,7 @@ class RayRuntime:
         learner_cpus: float | None = None,
         learner_gpus: float = 0.0,
         modules: Sequence[str] = (),
+        files: Sequence[Path] = (),
     ) -> None:
         """Nothing is started yet.
 
@@ -165,6 +167,7 @@ class RayRuntime:
             learner_cpus: The same for a learner; by default its threads.
             learner_gpus: GPUs for each learner.
             modules: Files or folders of Python modules that other machines lack; Ray copies them.
+            files: Checkpoints that roles will load, wherever they are.
         """
         self._connection = Connection(address, modules)
         self._timeout = role_timeout_seconds
@@ -174,6 +177,8 @@ class RayRuntime:
         self._actor_cpus = actor_cpus
         self._learner_cpus = learner_cpus
         self._learner_gpus = learner_gpus
+        self._files = files
+        self._brought: Any = None
         self._roles: list[_Role] = []
         self._models: list[_Model] = []
         self._numbers = itertools.count()
@@ -182,7 +187,8 @@ class RayRuntime:
         self.results: dict[str, Any] = {}
         self._failure: RoleFailed | None = None
         self._looked = time.monotonic()
-        self._stop = False
+        self._stop = Stop(role_timeout_seconds)
+        self._aborted = False
         self._states_asked = 0
         self._told = (False, False, 0)
         self._begun = False
@@ -243,8 +249,16 @@ class RayRuntime:
                 self._pass_on()
                 self._read_news(on_record)
                 self._look_for_the_lost(on_record)
+                self._aborted |= self._stop.over()
+                if self._stop.over(GRACE_SECONDS / 2):
+                    break
                 if self._failure is not None:
                     raise self._failure
+            late = [role for role in self._roles if not role.ended]
+            self._stop.missing += [RoleFailed(role.name, LATE) for role in late]
+            self._failure = self._failure or self._stop.failure(self.results)
+            if self._failure is not None:
+                raise self._failure
             self._bring_parameters_home()
             return self.results
         except RoleFailed as failure:
@@ -257,18 +271,20 @@ class RayRuntime:
         """See `Runtime`."""
         self._states_asked += 1
 
-    def stop(self) -> None:
+    def stop(self, *, hurry: bool = False) -> None:
         """See `Runtime`."""
-        self._stop = True  # passed on by `supervise`: a signal handler is no place to call Ray
+        self._stop.ask(hurry)  # passed on by `supervise`: a signal handler is no place to call Ray
 
     def close(self) -> None:
         """End every role, by force after a few seconds, and leave the cluster."""
         if self._begun:
             self._begun = False
-            self._pass_on(aborted=True)
+            spent = GRACE_SECONDS / 2 if self._aborted else 0.0
+            self._aborted = True
+            self._pass_on()
             for role in self._roles:
                 role.ended |= role.coming is None  # not even begun
-            deadline = time.monotonic() + _GRACE_SECONDS
+            deadline = time.monotonic() + GRACE_SECONDS - spent
             while time.monotonic() < deadline and not all(role.ended for role in self._roles):
                 self._read_news(None)
             self._end_by_force()
@@ -286,6 +302,7 @@ class RayRuntime:
         """Join the cluster, place what has to be beside others, then everybody."""
         self._connection.open()
         self._begun = True
+        self._brought = ray.put({str(path): path.read_bytes() for path in self._files})
         lacking = self._connection.lacking(
             sum(self._cpus(role) for role in self._roles),
             self._learner_gpus * sum(role.learns for role in self._roles),
@@ -340,16 +357,25 @@ class RayRuntime:
                 homes={key: home for key, home in self._homes.items() if key not in role.keeps},
                 generation=role.generation,
                 starts=role.starts,
-                # Ray sets it to what it takes a role's CPUs to be.
-                variables={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
+                files=self._brought,
+                variables=self._variables(role),
                 folder=os.getcwd(),
             )
         )
         role.seat.tell.remote(*self._told)
 
-    def _pass_on(self, aborted: bool = False) -> None:
+    def _variables(self, role: _Role) -> dict[str, str | None]:
+        """Environment variables of a role's process that are not as Ray would have them."""
+        # Ray sets the first to what it takes a role's CPUs to be, and hides no GPU from whoever
+        # was given none.
+        variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
+        if not (role.learns and self._learner_gpus):
+            variables["CUDA_VISIBLE_DEVICES"] = ""
+        return variables
+
+    def _pass_on(self) -> None:
         """Tell the seats what is wanted of the roles, where that has changed."""
-        flags = (self._stop, aborted, self._states_asked)
+        flags = (self._stop.asked, self._aborted, self._states_asked)
         if flags != self._told:
             self._told = flags
             for role in self._roles:
@@ -377,9 +403,10 @@ class RayRuntime:
                 self._lose(role, f"its actor is lost: {_line(error)}", on_record, seat=True)
                 continue
             role.answered, role.silent_seconds = True, 0.0
-            role.coming = role.seat.news.remote(_NEWS_SECONDS)
             for kind, content in news if isinstance(news, list) else []:
                 self._handle(role, kind, content, on_record)
+            if role.coming is call:  # one that is being replaced waits for its start
+                role.coming = role.seat.news.remote(_NEWS_SECONDS)
 
     def _handle(
         self,
@@ -424,6 +451,9 @@ class RayRuntime:
         role.ended = True
         if on_record is None or role.name in self.results:
             return
+        if self._stop.asked:  # another one would only have to end again
+            self._stop.missing.append(RoleFailed(role.name, reason))
+            return
         if not role.replaceable or (seat and role.keeps):
             self._fail(role, reason)
             return
@@ -456,6 +486,9 @@ class RayRuntime:
                 ray.kill(role.seat)
                 reason = f"its actor has not answered for {role.silent_seconds:.0f} s"
                 self._lose(role, reason, on_record, seat=True)
+            elif not role.answered and self._is_over:
+                role.ended = True  # nobody needs it any more
+                self._stop.missing.append(RoleFailed(role.name, "the run ended before it began"))
             elif not role.answered and role.silent_seconds > self._start_seconds:
                 reason = f"no place for it within {self._start_seconds:g} s"
                 self._fail(role, f"{reason}: {self._connection.resources()}")
@@ -467,6 +500,11 @@ class RayRuntime:
                 except RayError as error:
                     self._failure = self._failure or RoleFailed(_SERVER, _line(error), str(error))
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing is to be begun any more."""
+        return self._stop.asked or any(result is not None for result in self.results.values())
+
     def _bring_parameters_home(self) -> None:
         """Copy what workers have made of shared parameters into the model they began with."""
         for model in self._models:
@@ -477,7 +515,7 @@ class RayRuntime:
     def _end_by_force(self) -> None:
         seats = [role.seat for role in self._roles if role.seat is not None]
         ray.wait(
-            [seat.end.remote() for seat in seats], num_returns=len(seats), timeout=_GRACE_SECONDS
+            [seat.end.remote() for seat in seats], num_returns=len(seats), timeout=GRACE_SECONDS / 2
         )
         for actor in (*seats, *(model.server for model in self._models if model.server)):
             ray.kill(actor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from repertory.spawning import how_it_ended
 _PLACES: Mapping[str, Any] = {"queue": QueuePlace, "store": StorePlace, "group": GroupPlace}
 _PROGRAM = "repertory.runtimes.ray_cluster.lines"
 _LOOK_SECONDS = 0.1
+_DEAD_LOOKS = 20  # at a process that has ended, for what it still had to say
 _MOST_RECORDS = 1_000  # that wait for the parent; a role that reports more waits too
 _LOST_SECONDS = 60.0  # for the parent to end the run after an actor was lost that a role asked
 
@@ -49,6 +51,7 @@ class Seating:
         homes: Actors that keep the other things, by key.
         generation: How many seats the role had before.
         starts: How often the role was begun before, on any seat.
+        files: Checkpoints that the role may load, by path; an object of Ray's store.
         variables: Environment variables of the role's process; None removes one.
         folder: Where it runs, if there is such a folder on that machine.
     """
@@ -63,13 +66,13 @@ class Seating:
     homes: Mapping[str, Any]
     generation: int
     starts: int
+    files: Any
     variables: Mapping[str, str | None]
     folder: str
 
-    @property
-    def greeting(self) -> tuple[Any, ...]:
+    def greeting(self, files: Mapping[str, bytes]) -> tuple[Any, ...]:
         """What the role's process is told first; see `lines.run_role`."""
-        return self.name, self.starts, self.threads, self.patience_seconds, self.packed
+        return self.name, self.starts, self.threads, self.patience_seconds, self.packed, files
 
 
 @dataclass
@@ -86,6 +89,7 @@ class _Child:
     asking: bool = False
     silent_seconds: float = 0.0
     reason: str | None = None
+    dead_looks: int = 0
     ended: bool = False
     sending: threading.Lock = field(default_factory=threading.Lock)
 
@@ -93,6 +97,12 @@ class _Child:
         """Send a message; one that is gone misses it."""
         with self.sending, contextlib.suppress(OSError):
             send(self.connection, *header, buffers=buffers)
+
+    def hang_up(self) -> None:
+        """End the line for whoever still listens to it here."""
+        line = socket.socket(fileno=os.dup(self.connection.fileno()))
+        with line, contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
 
 
 class Seat:
@@ -119,9 +129,10 @@ class Seat:
             self._watcher = self._loop.create_task(self._watch())
             self._opened.set()
         self._seating = seating
+        files = await seating.files
         child = _start(seating)
         # Its first message; it has to import torch before it reads that.
-        await asyncio.to_thread(child.tell, *seating.greeting)
+        await asyncio.to_thread(child.tell, *seating.greeting(files))
         self._child = child
         await asyncio.to_thread(child.tell, "flags", *self._flags)
         threading.Thread(target=self._serve, args=(child, self._servant), daemon=True).start()
@@ -217,7 +228,15 @@ class Seat:
             now = time.monotonic()
             passed, looked = min(now - looked, 1.0), now
             child, seating = self._child, self._seating
-            if child is None or seating is None or child.ended or child.asking:
+            if child is None or seating is None or child.ended:
+                continue
+            if child.process.poll() is not None:
+                # Its line stays open where it has forked somebody who lives on.
+                child.dead_looks += 1
+                if child.dead_looks == _DEAD_LOOKS:
+                    child.hang_up()
+                continue
+            if child.asking:
                 continue
             child.silent_seconds += passed
             allowed = seating.timeout_seconds

@@ -3,13 +3,15 @@
 Every case is a run of `repertory train` in processes of its own. Once it has a checkpoint,
 something is done to it; then it either goes on to its end by itself (survived), or ends, and
 `repertory resume` brings it to its end (recovered). Anything else is a failure, and so is whatever
-is left behind.
+is left behind. Some faults stand before the start: a run in too small a shared memory or with too
+few descriptors has to work, or to say in one line what is wrong.
 
-    python benchmarks/faults.py --count 40 --seed 1
+    python benchmarks/faults.py --count 200 --seed 1
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -28,6 +30,8 @@ import tyro
 
 from reports import origin
 
+Fault = Callable[[psutil.Process, Path, random.Random], None]
+
 START_SECONDS = 120.0
 END_SECONDS = 150.0
 PROGRAM = [sys.executable, "-m", "repertory"]
@@ -39,9 +43,12 @@ ARRANGEMENTS = {
     "a3c-lock": "a3c --num-workers 2 --num-envs 2 --lock",
     "impala": "impala --num-actors 2 --num-envs 2",
     "impala-two-learners": "impala --num-actors 2 --num-learners 2 --num-envs 2",
+    "impala-replay": "impala --num-actors 2 --num-envs 2 --replay-share 0.5 --replay-capacity 200",
+    "inline-a2c": "a2c --num-envs 4 --runtime inline",
 }
+RAY = ("batched_a2c-step", "a3c", "impala", "impala-two-learners")
 ENVIRONMENTS = {
-    "CartPole-v1": "--env CartPole-v1 --total-steps 30000 --checkpoint-steps 3000",
+    "CartPole-v1": "--env faulty:Faulty-v0 --total-steps 30000 --checkpoint-steps 3000",
     "ALE/Pong-v5": "--env ALE/Pong-v5 --total-steps 6000 --checkpoint-steps 1000 --network a3c",
 }
 
@@ -56,6 +63,8 @@ class Arguments:
     """Of the draws."""
     atari_share: float = 0.25
     """Share of the cases that play an Atari game."""
+    ray_share: float = 0.1
+    """Share of the cases that run on a Ray cluster of their own."""
     output: Path = Path(__file__).parent / "results" / "faults.json"
     """JSON file."""
 
@@ -67,8 +76,10 @@ class Case:
     Attributes:
         arrangement: Algorithm and its roles.
         env: Environment id.
+        runtime: `processes`, `inline` or `ray`.
         fault: What was done.
-        outcome: `survived`, `recovered` or `failed`.
+        outcome: `survived`, `recovered`, `refused` (before anything began, in one line), or
+            `failed`.
         exit_code: Of the run to which it was done.
         seconds_to_end: From the fault to the end of that run.
         lost_steps: Env steps between the last line of metrics and the checkpoint gone on from.
@@ -78,6 +89,7 @@ class Case:
 
     arrangement: str
     env: str
+    runtime: str
     fault: str
     outcome: str = "failed"
     exit_code: int | None = None
@@ -139,7 +151,47 @@ def take_the_folder_away(run: psutil.Process, folder: Path, draw: random.Random)
         (folder / "elsewhere").rename(checkpoints)
 
 
-FAULTS: dict[str, Callable[[psutil.Process, Path, random.Random], None]] = {
+def in_the_environment(what: str) -> Fault:
+    """Have some column do it at its next look; see `faulty`."""
+
+    def tell(run: psutil.Process, folder: Path, draw: random.Random) -> None:
+        (folder.parent / "words").write_text(what)
+        (folder.parent / "words").rename(folder.parent / "fault")
+
+    return tell
+
+
+def fill_the_disk(run: psutil.Process, folder: Path, draw: random.Random) -> None:
+    """No file of the parent can grow for a while."""
+    before = run.rlimit(psutil.RLIMIT_FSIZE)
+    run.rlimit(psutil.RLIMIT_FSIZE, (1, before[1]))
+    time.sleep(2.0)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        run.rlimit(psutil.RLIMIT_FSIZE, before)
+
+
+def open_no_more_files(run: psutil.Process, folder: Path, draw: random.Random) -> None:
+    """No process of the run can open another file from now on; one of its roles is killed."""
+    for process in (run, *roles_of(run)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), process.num_fds()))
+    kill_a_role(run, folder, draw)
+
+
+def nothing(run: psutil.Process, folder: Path, draw: random.Random) -> None:
+    """The fault was there before the start."""
+
+
+FAULTS: dict[str, Fault] = {
+    "environment raises": in_the_environment("raise"),
+    "environment hangs": in_the_environment("hang"),
+    "environment exits": in_the_environment("exit"),
+    "reward is NaN": in_the_environment("nan reward"),
+    "observation is NaN": in_the_environment("nan observation"),
+    "disk full": fill_the_disk,
+    "no more files": open_no_more_files,
+    "few descriptors": nothing,
+    "small shared memory": nothing,
     "role killed": kill_a_role,
     "role stopped": stop_a_role,
     "parent killed": kill_the_parent,
@@ -150,7 +202,24 @@ FAULTS: dict[str, Callable[[psutil.Process, Path, random.Random], None]] = {
 }
 
 
+BEFORE_THE_START = {
+    "few descriptors": ["prlimit", "--nofile=40"],
+    "small shared memory": [
+        *("unshare", "--mount", "sh", "-c"),
+        'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" "$@"',
+    ],
+}
+"""Words before the command."""
 EXPECTED = {
+    "environment raises": {1},
+    "environment hangs": {1},
+    "environment exits": {1},
+    "reward is NaN": {1},
+    "observation is NaN": {1},
+    "disk full": {1},
+    "no more files": {1},
+    "few descriptors": {1},
+    "small shared memory": {1},
     "role killed": {1},
     "role stopped": {1},
     "parent killed": {-9},
@@ -168,12 +237,7 @@ def main() -> None:
     draw = random.Random(arguments.seed)
     cases = []
     for number in range(arguments.count):
-        atari = draw.random() < arguments.atari_share
-        case = Case(
-            draw.choice(list(ARRANGEMENTS)),
-            "ALE/Pong-v5" if atari else "CartPole-v1",
-            draw.choice(list(FAULTS)),
-        )
+        case = draw_a_case(arguments, draw)
         with tempfile.TemporaryDirectory() as folder:
             before = {child.pid for child in psutil.Process().children(recursive=True)}
             try:
@@ -189,21 +253,53 @@ def main() -> None:
         write(arguments, cases)
 
 
+def draw_a_case(arguments: Arguments, draw: random.Random) -> Case:
+    """What is run, and what is done to it; only what can be done there."""
+    ray = draw.random() < arguments.ray_share
+    arrangement = draw.choice(RAY if ray else list(ARRANGEMENTS))
+    inline = arrangement.startswith("inline")
+    atari = draw.random() < arguments.atari_share
+    faults = [
+        name
+        for name in FAULTS
+        # Atari's emulator is not ours to break; without roles none can be lost; and a cluster's
+        # processes need more than a limit leaves.
+        if not (atari and ("environment" in name or "NaN" in name))
+        and not (inline and ("role" in name or name in ("environment hangs", "no more files")))
+        and not (ray and name in ("no more files", *BEFORE_THE_START))
+    ]
+    return Case(
+        arrangement,
+        "ALE/Pong-v5" if atari else "CartPole-v1",
+        "ray" if ray else "inline" if inline else "processes",
+        draw.choice(faults),
+    )
+
+
 def play(case: Case, folder: Path, draw: random.Random) -> None:
     """Start a run, do it, wait for its end, go on with it if that is needed, and look around."""
     words = f"train {ARRANGEMENTS[case.arrangement]} {ENVIRONMENTS[case.env]}"
     words += f" --role-timeout-seconds 10 --run-dir {folder}"
+    words += " --runtime ray" if case.runtime == "ray" else ""
     shared_before = shared_files()
     with (folder.parent / "stderr").open("w") as stderr:
         process = subprocess.Popen(
-            [*PROGRAM, *words.split()],
+            [*BEFORE_THE_START.get(case.fault, []), *PROGRAM, *words.split()],
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             start_new_session=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=environment(folder),
         )
     run = psutil.Process(process.pid)
-    wait_until(lambda: bool(list(folder.glob("checkpoints/step_*.pt"))), START_SECONDS)
+    wait_until(
+        lambda: bool(list(folder.glob("checkpoints/step_*.pt"))) or process.poll() is not None,
+        START_SECONDS,
+    )
+    if process.poll() == 1 and case.fault in BEFORE_THE_START:
+        case.exit_code, case.outcome = 1, "refused"
+        case.message = (folder.parent / "stderr").read_text().splitlines()[-1]
+        case.leftovers = sorted(shared_files() - shared_before)
+        return
     roles = roles_of(run)
     time.sleep(draw.random())
     begun = time.monotonic()
@@ -224,6 +320,7 @@ def play(case: Case, folder: Path, draw: random.Random) -> None:
             stderr=subprocess.PIPE,
             check=True,
             timeout=END_SECONDS,
+            env=environment(folder),
         )
         case.outcome = "recovered"
         case.lost_steps = max(0, told - went_on_from(folder))
@@ -233,6 +330,17 @@ def play(case: Case, folder: Path, draw: random.Random) -> None:
             break
         time.sleep(0.1)
     case.leftovers = left
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Variables of a run: `faulty` is found, and where it looks."""
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),
+        "FAULT_FOLDER": str(folder.parent),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
 
 
 def leftovers(roles: list[psutil.Process], shared_before: set[str]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import psutil
 import pytest
 import yaml
 
@@ -20,6 +21,7 @@ from repertory.checkpoints import latest, load
 from repertory.commands import COMMANDS, main
 from repertory.config import from_yaml
 from tests.commands.runs import Endless, Result, make_run
+from tests.leftovers import Leftovers
 from tests.programs import run_program
 
 
@@ -266,16 +268,33 @@ def test_a_damaged_checkpoint_gets_one_line_and_code_1(capsys: pytest.CaptureFix
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_run_with_a_checkpoint_and_the_code_of_shells(
-    number: signal.Signals, code: int, runtime: str
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("INT to the group", 130),
+        ("INT to the parent", 130),
+        ("INT twice", 130),
+        ("INT while it saves", 130),
+        ("TERM to the group", 143),
+        ("TERM to the parent", 143),
+    ],
+)
+def test_b76_a_signal_ends_a_run_with_a_checkpoint_and_the_code_of_shells(
+    how: str, code: int, runtime: str
 ) -> None:
-    """The signal goes to the whole process group, as from a terminal."""
+    """Ctrl-C: stack traces of all, sleeping children left behind.
+
+    Source: openai/gym#1543, #1544; rlworkgroup/garage#120; germain-hug/Deep-RL-Keras#9;
+    ray-project/ray#3187.
+    """
+    before = Leftovers.now()
+    algorithm = "a2c" if runtime == "inline" else "a3c"
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "repertory", "train", "a2c", "--env", "CartPole-v1"),
+            *(sys.executable, "-m", "repertory", "train", algorithm, "--env", "CartPole-v1"),
             *("--total-steps", "1e8", "--runtime", runtime, "--run-dir", "run"),
-            *("--log-every-steps", "500"),
+            *("--log-every-steps", "500", "--checkpoint-steps"),
+            "500" if how == "INT while it saves" else "1e8",  # then it does little else
         ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         stdout=subprocess.PIPE,
@@ -290,12 +309,21 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_the_code_of_shells(
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        os.killpg(process.pid, number)
-        printed, errors = process.communicate(timeout=15)
+        children = psutil.Process(process.pid).children(recursive=True)
+        number = signal.SIGTERM if how.startswith("TERM") else signal.SIGINT
+        send = os.killpg if how.endswith("group") else os.kill
+        send(process.pid, number)
+        if how.endswith("twice"):
+            time.sleep(0.2)
+            os.kill(process.pid, number)
+        printed, errors = process.communicate(timeout=10)
     finally:
         process.kill()
         process.communicate()
     assert process.returncode == code, errors
+    assert len(errors.splitlines()) <= 1, errors
     assert "Traceback" not in errors
+    assert not any(child.is_running() for child in children)
+    before.check()
     assert "to evaluate it: repertory eval run" in printed
     assert load(latest(Path("run")))["env_steps"] > 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -263,6 +265,30 @@ def die_after(context: RoleContext, seconds: float, how: str) -> None:
         os._exit(3)
     os.kill(os.getpid(), getattr(signal, how))
     time.sleep(60)
+
+
+def fork_and_die(context: RoleContext, seconds: float) -> None:
+    """Be killed while a child that was forked, and so has all that is open here, lives on."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    context.report({"kind": "alive", "forked": pid})
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def terminate_a_program(context: RoleContext) -> int:
+    """Ask a program of one's own to end, as environments do; its exit code."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as program:
+        program.terminate()
+        return program.wait(20)
+
+
+def end_late(context: RoleContext, seconds: float, state: object) -> object:
+    """Go on for so long, with signs of life, whatever is asked; then return a state."""
+    only_be_there(context, seconds)
+    return state
 
 
 def hang(context: RoleContext) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -66,6 +67,7 @@ def test_b74_a_role_that_raises_ends_the_run_with_its_traceback(runtime: Runtime
     with pytest.raises(RoleFailed, match=r"actor-0 failed: ValueError: boom 42") as caught:
         runtime.supervise(lambda role, record: None)
     assert "raise_after" in caught.value.traceback
+    assert caught.value.__notes__ == [caught.value.traceback], "shown where Python shows it"
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,83 @@ def test_b73_a_learner_lost_while_the_run_stops_is_named(mortal_runtime: Runtime
     with pytest.raises(RoleFailed, match="learner-0 failed: "):
         mortal_runtime.supervise(stop)
     assert time.monotonic() - started[0] < 15
+
+
+def test_b73_a_killed_role_is_seen_though_a_child_of_its_own_lives_on(
+    mortal_runtime: Runtime,
+) -> None:
+    """A worker's end was seen only as the end of its line, which its forked child held open.
+
+    Source: openai/gym#3281; ray-project/ray#6862.
+    """
+    mortal_runtime.start("actor-0", roles.fork_and_die, 0.1)
+    forked: list[int] = []
+    started = time.monotonic()
+
+    def watch(role: str, record: dict[str, object]) -> None:
+        forked.append(int(str(record["forked"])))
+
+    try:
+        with pytest.raises(RoleFailed, match=r"actor-0 failed: killed by SIGKILL \(pid \d+\)"):
+            mortal_runtime.supervise(watch)
+    finally:
+        for pid in forked:
+            os.kill(pid, signal.SIGKILL)
+    assert time.monotonic() - started < 40
+
+
+def test_a_program_that_a_role_has_started_hears_a_request_to_end(mortal_runtime: Runtime) -> None:
+    """What a process ignores, programs that it starts ignore too: their `terminate` did nothing."""
+    mortal_runtime.start("actor-0", roles.terminate_a_program)
+    results = mortal_runtime.supervise(lambda role, record: None)
+    assert results == {"actor-0": -signal.SIGTERM}
+
+
+def test_a_stop_leaves_roles_the_time_of_an_update_unless_somebody_waits() -> None:
+    """A slow environment's last unroll was cut, and its state lost, where nobody was in a hurry."""
+    for hurry in (False, True):
+        runtime = ProcessRuntime(role_timeout_seconds=60.0)
+        runtime.start("learner-0", roles.end_late, 12.0, "state")
+        asked: list[float] = []
+
+        def stop(
+            role: str,
+            record: dict[str, object],
+            runtime: Runtime = runtime,
+            hurry: bool = hurry,
+            asked: list[float] = asked,
+        ) -> None:
+            asked.append(time.monotonic())
+            runtime.stop(hurry=hurry)
+
+        if hurry:
+            with pytest.raises(RoleFailed, match="learner-0 failed: it was asked to stop"):
+                runtime.supervise(stop)
+            assert time.monotonic() - asked[0] < 10.0
+        else:
+            assert runtime.supervise(stop) == {"learner-0": "state"}
+
+
+def test_a_late_actor_does_not_spoil_a_stop_that_has_its_state() -> None:
+    runtime = ProcessRuntime()
+    runtime.start("learner-0", roles.end_late, 0.5, "state")
+    runtime.start("actor-0", roles.hang)
+    results = runtime.supervise(lambda role, record: runtime.stop(hurry=True))
+    assert results == {"learner-0": "state"}
+
+
+def test_a_replacement_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = ProcessRuntime(max_restarts=1)
+    runtime.start("learner-0", roles.end_late, 2.0, "state")
+    runtime.start("actor-0", roles.die_after, 0.1, "SIGKILL", replaceable=True)
+
+    def launch(*arguments: object, **settings: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(runtime, "_launch", launch)
+    with pytest.raises(RoleFailed, match=r"SIGKILL.*another one cannot be.*ulimit -n") as caught:
+        runtime.supervise(lambda role, record: None)
+    assert caught.value.results == {"learner-0": "state"}
 
 
 def test_b72_a_role_that_hangs_is_named_within_its_time(mortal_runtime: Runtime) -> None:

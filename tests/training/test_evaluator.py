@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from repertory.algorithms import ALGORITHMS
 from repertory.algorithms.a2c import A2CConfig
 from repertory.checkpoints import load, resolve
 from repertory.config import RunConfig
+from repertory.evaluator import Evaluator
 from repertory.training import train
+from tests import probes
 
 SETTINGS: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -136,3 +139,42 @@ def test_an_interrupt_does_not_wait_for_games(tmp_path: Path) -> None:
     )
     assert result.reason == "interrupted"
     assert time.monotonic() - seen[0] < 10
+
+
+def test_a_checkpoint_that_died_with_its_evaluator_is_told_and_the_next_one_played(
+    tmp_path: Path,
+) -> None:
+    """The answer for the second was taken for the first, and the run waited for half an hour."""
+    config = A2CConfig(**{**SETTINGS, "evaluation_steps": None}, run_dir=tmp_path / "run")
+    checkpoint = train(config).checkpoint
+    evaluator = Evaluator(config, lambda: False)
+    evaluator.submit(checkpoint)
+    process = evaluator._process
+    assert process is not None
+    process.kill()
+    process.join()
+    evaluator.submit(checkpoint)
+    found: list[dict[str, Any]] = []
+    deadline = time.monotonic() + 60
+    while evaluator.busy and time.monotonic() < deadline:
+        found += evaluator.finished()
+        time.sleep(0.05)
+    evaluator.close()
+    assert [record["kind"] for record in found] == ["event", "eval"]
+
+
+def test_b69_nobody_waits_for_an_endless_game_when_the_time_is_over(tmp_path: Path) -> None:
+    """An evaluation that never ends holds up everything.
+
+    Source: hill-a/stable-baselines#876; muupan/async-rl#5; takuseno/d3rlpy#209.
+    """
+    settings = {**SETTINGS, "env": partial(probes.Endless, 10**9), "runtime": "inline"}
+    config = A2CConfig(**{**settings, "max_minutes": 0.05}, run_dir=tmp_path / "run")
+    started = time.monotonic()
+    result = train(config)
+    assert time.monotonic() - started < 20
+    assert result.reason == "max_minutes"
+    (event, *_) = [
+        record for record in records(result.run_dir, "event") if "evaluation" in record["event"]
+    ]
+    assert "given up" in event["message"]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,18 @@ from repertory.algorithms import ALGORITHMS
 from repertory.algorithms.a2c import A2CConfig
 from repertory.algorithms.batched_a2c import BatchedA2CConfig
 from repertory.algorithms.impala import IMPALAConfig
-from repertory.checkpoints import CheckpointError, CheckpointNotFound, load
+from repertory.checkpoints import (
+    CheckpointError,
+    CheckpointNotFound,
+    load,
+    save,
+    save_step,
+)
 from repertory.commands import main
 from repertory.config import ConfigError, RunConfig, from_yaml
 from repertory.runs import Result
 from repertory.training import resume, train
+from tests.probes import Counter
 
 SETTINGS: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -254,3 +262,53 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_the_run_goes_on(tmp_pat
     assert 2 <= len(failed) <= 6
     assert "cannot write" in failed[0]["message"]
     assert load(result.checkpoint)["env_steps"] >= 4000
+
+
+def test_an_evaluation_without_a_number_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    """A reward that was not finite made `null` of a mean return, and no resume could read it."""
+    first = half(A2CConfig(**SETTINGS, run_dir=tmp_path / "run"))
+    line = {"kind": "eval", "env_steps": 100, "episode_return_mean": None}
+    with (first.run_dir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert resume(first.run_dir).reason == "total_steps"
+
+
+def test_updates_go_on_from_the_checkpoint_where_it_is_newer_than_the_last_line(
+    tmp_path: Path,
+) -> None:
+    """A checkpoint by the clock lies between two lines; later lines were behind for ever."""
+    first = half(A2CConfig(**SETTINGS, run_dir=tmp_path / "run"))
+    state = load(first.checkpoint)
+    state["progress"]["lines"]["updates"] -= 39
+    save(first.checkpoint, state)
+    second = resume(first.run_dir)
+    assert lines(first.run_dir)[-1]["updates"] == load(second.checkpoint)["updates"]
+
+
+class Slow(Counter):
+    """A hundred env steps a second."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.01)
+        return super().step(action)
+
+
+def test_b101_the_pace_after_a_resume_is_that_of_the_session(tmp_path: Path) -> None:
+    """The whole run's steps were divided by the session's seconds.
+
+    Source: DLR-RM/stable-baselines3#518 (PR#636);
+    Stable-Baselines-Team/stable-baselines3-contrib#161.
+    """
+    settings = {**SETTINGS, "env": partial(Slow, 10), "total_steps": 100_200, "num_envs": 1}
+    config = A2CConfig(**{**settings, "log_every_steps": 20}, run_dir=tmp_path / "run")
+    first = half(config, at=100)
+    state = load(first.checkpoint)
+    state["env_steps"] = 100_000
+    save_step(first.run_dir / "checkpoints", state)
+    before = lines(first.run_dir)[-1]["wall_seconds"]
+    started = time.monotonic()
+    resume(first.run_dir, env=settings["env"])
+    session = time.monotonic() - started
+    curve = [line for line in lines(first.run_dir) if line["env_steps"] > 100_000]
+    assert all(40 < line["env_steps_per_second"] < 130 for line in curve), curve
+    assert before + 1.5 < curve[-1]["wall_seconds"] < before + session

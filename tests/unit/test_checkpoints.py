@@ -36,6 +36,7 @@ from repertory.checkpoints import (
     run_folder_of,
     save,
     save_step,
+    set_aside_after,
     spec_text,
 )
 from repertory.config import RunConfig, to_yaml
@@ -486,3 +487,36 @@ def test_a_submodule_that_is_called_module_keeps_its_name() -> None:
     assert list(model_state(model)) == ["module.weight", "module.bias"]
     load_model_state(model, {"module.weight": torch.ones(2, 2), "module.bias": torch.ones(2)})
     assert torch.equal(model["module"].bias, torch.ones(2))
+
+
+def test_the_best_is_not_lost_where_newer_checkpoints_are_set_aside(tmp_path: Path) -> None:
+    """`best` named a file that a resume had given another name."""
+    model = nn.Linear(2, 1)
+    older, newer = (save_step(tmp_path, state_of(model, steps)) for steps in (1000, 1500))
+    point(tmp_path, "best", newer)
+    set_aside_after(tmp_path, older)
+    assert resolve(tmp_path / "best") == older
+    assert (tmp_path / f"set_aside_{newer.name}").is_file()
+
+
+def test_halves_of_files_go_with_a_resume(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    whole = save_step(tmp_path, state_of(model))
+    for name in (".step_000000002000.pt.7.tmp", ".latest.7.tmp", ".best.7.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    set_aside_after(tmp_path, whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", whole.name]
+
+
+def test_a_checkpoint_of_another_machine_is_found_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "_brought", {})
+    model = nn.Linear(2, 1)
+    path = save_step(tmp_path, state_of(model))
+    content = path.read_bytes()
+    path.unlink()
+    with pytest.raises(CheckpointNotFound):
+        resolve(path)
+    checkpoints.bring({str(path): content})
+    assert_equal(load(resolve(path))["model"], model_state(model))

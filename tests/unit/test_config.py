@@ -327,3 +327,18 @@ def test_values_out_of_range_are_refused_in_one_line(
 )
 def test_the_ends_of_a_range_belong_to_it(settings: dict[str, Any]) -> None:
     validate(ALGORITHMS["batched_a2c"].config(env="CartPole-v1", **settings))
+
+
+def test_threads_are_shared_out_of_the_cores_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A container with two of 64 cores had 32 emulator threads for each of two players."""
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3, 5}, raising=False)
+    assert RunConfig(env="CartPole-v1").threads_per_player == 2
+
+
+def test_one_transition_cannot_be_normalised() -> None:
+    config = RunConfig(env="CartPole-v1", normalize_advantages=True, num_envs=1, unroll_length=1)
+    with pytest.raises(ConfigError, match="a single one becomes 0"):
+        validate(config)

@@ -355,11 +355,13 @@ class SharedMember(Endpoint):
         self._has_left = False
 
     def leave(self) -> None:
+        """See `GroupMember`."""
         if not self._has_left:
             self._has_left = True
             self._tell(_LEFT)
 
     def sum(self, vector: Tensor, *counts: int) -> tuple[int, ...] | None:
+        """See `GroupMember`."""
         self.context.beat()
         stop = self.context.stopping  # only the first learner's word counts, so that all agree
         if not self._outbox:

@@ -19,7 +19,7 @@ from repertory import environments
 from repertory.config import NotFinite, RunConfig
 from repertory.environments.base import EnvironmentSpec, VectorEnvironment
 from repertory.metrics import Record
-from repertory.models.base import Model
+from repertory.models.base import Model, remember
 from repertory.progress import Stopwatch
 from repertory.runtimes.base import RoleContext
 from repertory.seeds import Stream, generator_for, seed_for, seed_global_generators
@@ -175,6 +175,12 @@ class Actor:
         trajectory.episode_returns[row].copy_(torch.from_numpy(tick.episode_returns))
         trajectory.episode_lengths[row].copy_(torch.from_numpy(tick.episode_lengths))
         self._look_at_numbers(trajectory, row)
+        self._core_state = remember(
+            self._model,
+            self._core_state,
+            trajectory.actions[row].to(self._device),
+            trajectory.rewards[row].to(self._device),
+        )
         # The observation after a tick that merely reset is the first of an episode.
         self._resets = ~trajectory.valid[row]
 

@@ -20,7 +20,7 @@ from repertory import environments, models
 from repertory.checkpoints import CheckpointError, load, load_model_state, resolve, spec_text
 from repertory.config import ConfigError, RunConfig, from_yaml
 from repertory.environments.base import EnvironmentSpec
-from repertory.models.base import Model
+from repertory.models.base import Model, Remembers, remember
 
 CoreStateArrays = tuple[NDArray[Any], ...]
 """A core state between calls of `predict`: each [B, ...]."""
@@ -125,6 +125,7 @@ class Agent:
         state: CoreStateArrays | None = None,
         episode_start: ArrayLike | None = None,
         deterministic: bool = False,
+        rewards: ArrayLike | None = None,
     ) -> tuple[NDArray[Any], CoreStateArrays | None]:
         """The action for an observation, or one action for each of a batch.
 
@@ -134,6 +135,8 @@ class Agent:
             episode_start: Bool or [B] bool; where an episode begins with this observation, so
                 that what the core remembers of the one before is dropped.
             deterministic: Take the likeliest action, and not one drawn from the policy.
+            rewards: Number or [B]; what came of the action before, for an agent that was trained
+                with `last_inputs`. Others do not look at it.
 
         Returns:
             The action or the [B, ...] actions as the environment wants them, and the core state
@@ -161,6 +164,10 @@ class Agent:
             if len(state) != len(core_state) or any(len(part) != num_columns for part in state):
                 raise ValueError(f"the state is not one for {num_columns} observations")
             core_state = tuple(torch.tensor(part) for part in state)
+            if isinstance(self.model, Remembers) and rewards is not None:
+                last = core_state[-1].clone()
+                last[:, -1] = torch.as_tensor(rewards, dtype=last.dtype).clamp(-1.0, 1.0)
+                core_state = (*core_state[:-1], last)
         output = self.model(
             torch.from_numpy(batch)[None], core_state, torch.from_numpy(starts)[None]
         )
@@ -168,5 +175,6 @@ class Agent:
         actions = policy.mode() if deterministic else policy.sample(self._generator)
         # Policies count discrete actions from 0.
         played = actions[0].numpy() + getattr(self.spec.action_space, "start", 0)
-        kept = tuple(part.numpy() for part in output.core_state) or None
+        after = remember(self.model, output.core_state, actions[0], torch.zeros(num_columns))
+        kept = tuple(part.numpy() for part in after) or None
         return (played[0] if single else played), kept

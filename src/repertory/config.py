@@ -127,6 +127,8 @@ class RunConfig:
     """Recurrent core between torso and heads."""
     core_size: int = 256
     """Width of the core."""
+    last_inputs: bool = False
+    """Give the core the last action and the last reward too (IMPALA's agent for DMLab)."""
     initialization: Initialization = "published"
     """First parameters: as the network was published, or orthogonal kernels of gain sqrt(2)."""
     standardize_images: bool = False
@@ -227,6 +229,8 @@ class RunConfig:
         """What is wrong with settings that are each in their range, on one line."""
         if self.exact_resume and self.checkpoint_steps is None:
             return "exact_resume needs checkpoint_steps: it goes on from checkpoints by env steps"
+        if self.last_inputs and self.core == "none":
+            return "last_inputs are a core's: core is none"
         if self.normalize_advantages and self.unroll_length * self.num_envs == 1:
             return "normalize_advantages takes more than one transition: a single one becomes 0"
         return None

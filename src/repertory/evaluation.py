@@ -22,7 +22,7 @@ from repertory import environments
 from repertory.agent import Agent
 from repertory.config import ConfigError
 from repertory.environments.base import EnvironmentFailure, VectorEnvironment
-from repertory.models.base import Model
+from repertory.models.base import Model, remember
 
 MAX_EPISODE_FRAMES = 108_000
 """Frames after which a game is cut unless a limit is given: half an hour at 60 frames a second,
@@ -223,6 +223,7 @@ def play(
         actions = output.policy.mode() if greedy else output.policy.sample(generator)
         tick = environment.step(actions[0].numpy())
         observations = tick.observations
+        core_state = remember(model, core_state, actions[0], torch.from_numpy(tick.rewards))
         # The observation after a tick that merely reset is the first of an episode.
         resets = torch.from_numpy(~tick.valid)
         running += tick.valid

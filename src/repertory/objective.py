@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from repertory.config import RunConfig
 from repertory.losses import ClippedSurrogate, Losses, actor_critic_losses, transform_rewards
-from repertory.models.base import Model
+from repertory.models.base import Model, Remembers
 from repertory.optimizers import linear
 from repertory.parameters import flat_gradient
 from repertory.targets import Targets
@@ -83,7 +83,11 @@ class Objective:
         """Run the model over the batch; also entropies, [T, B]."""
         model: Model = self.model  # type: ignore[assignment]
         config, resets = self._config, batch.resets
-        output = model(batch.observations[:-1], batch.initial_core_state, resets[:-1])
+        rows = (batch.observations[:-1], batch.initial_core_state, resets[:-1])
+        if isinstance(model, Remembers):
+            output = model.run(*rows, batch.actions, batch.rewards)
+        else:
+            output = model(*rows)
         with torch.no_grad():  # the last row only bootstraps: no gradient, so no graph
             last = model(batch.observations[-1:], output.core_state, resets[-1:])
         estimates = Estimates(

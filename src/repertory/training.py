@@ -163,7 +163,8 @@ def _algorithm_of(config: RunConfig) -> tuple[str, Algorithm]:
 
 _NEVER_CHANGES = (
     *("env", "env_kwargs", "protocol", "image_layout", "max_episode_steps", "seed", "network"),
-    *("hidden_sizes", "core", "core_size", "standardize_images", "optimizer", "run_dir"),
+    *("hidden_sizes", "core", "core_size", "last_inputs", "standardize_images", "optimizer"),
+    "run_dir",
     *("init_from", "resume_from"),
 )
 """What a run's model and curve are made of; another value would be another run."""

@@ -39,6 +39,7 @@ MEMORY = {
     "network": "mlp",
     "core": "lstm",
     "core_size": 32,
+    "last_inputs": True,
     "num_envs": 3,
     "unroll_length": 7,
     "total_steps": 300,

@@ -24,6 +24,7 @@ from repertory.models.networks import (
     ImageConvolution,
     IMPALATorso,
     MLPTorso,
+    RememberingActorCritic,
     build_model,
 )
 from repertory.models.policies import CategoricalHead
@@ -696,3 +697,34 @@ def test_standardised_images_are_those_of_mean_0_and_deviation_1(network: Any) -
     )
     torch.testing.assert_close(first(images).double(), expected, rtol=1e-4, atol=1e-4)
     assert torch.isfinite(first(torch.zeros_like(images))).all()
+
+
+def test_last_actions_and_rewards_are_seen_row_by_row_as_in_an_unroll() -> None:
+    """What an actor tells the core tick by tick is what a learner finds in the trajectory."""
+    model = build(VECTOR, core="lstm", core_size=8, last_inputs=True)
+    assert isinstance(model, RememberingActorCritic)
+    generator = torch.Generator().manual_seed(2)
+    observations = observations_of(VECTOR, 5, 3)
+    actions = torch.randint(6, (5, 3), generator=generator)
+    rewards = 3.0 * torch.randn(5, 3, generator=generator)
+    resets = torch.zeros(5, 3, dtype=torch.bool)
+    resets[2, 1] = resets[0, 0] = True
+    begun = model.remember(model.initial_core_state(3), actions[4], rewards[4])
+    whole = model.run(observations, begun, resets, actions, rewards)
+    state = begun
+    for row in range(5):
+        output = model(observations[row][None], state, resets[row][None])
+        assert torch.allclose(output.values[0], whole.values[row], atol=1e-6)
+        assert torch.allclose(output.policy.entropy()[0], whole.policy.entropy()[row], atol=1e-6)
+        state = model.remember(output.core_state, actions[row], rewards[row])
+    for one, other in zip(state, whole.core_state, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert state[-1][:, -1].abs().max() == 1.0, "rewards are clipped"
+    other = model.run(observations, begun, resets, (actions + 1) % 6, rewards)
+    assert torch.equal(other.values[0], whole.values[0]), "the first row knows no later action"
+    assert not torch.equal(other.values[1], whole.values[1])
+    assert torch.equal(
+        other.values[2, 1], model(observations[2][None], begun, resets[2][None]).values[0, 1]
+    ), "nothing of the episode before"
+    with pytest.raises(ValueError, match="call run"):
+        model(observations, begun, resets)

@@ -41,6 +41,11 @@ def run(arguments: Sequence[str]) -> int:
     from repertory.training import train
 
     preset = parsed.preset.name if parsed.preset else None
+    if (wanted := parsed.preset and parsed.preset.protocol) not in (
+        None,
+        parsed.configs[0].protocol,
+    ):
+        sys.stdout.write(f"preset {preset} is of runs with --protocol {wanted}\n")
     for config in parsed.configs:
         with make_console(sys.stdout, preset=preset) as console:
             result = train(config, on_record=console.on_record)

@@ -34,6 +34,7 @@ def create_on_cpu(config: RunConfig, environment: EnvironmentSpec) -> ActorCriti
             hidden_sizes=config.hidden_sizes,
             core=config.core,
             core_size=config.core_size,
+            last_inputs=config.last_inputs,
             initialization=config.initialization,
             standardize_images=config.standardize_images,
             precision=config.precision,

@@ -1,12 +1,13 @@
 """What the pipeline asks of a model.
 
 A model is a `torch.nn.Module` with the two methods of `Model`. Both acting and learning call the
-same `forward`, time-major: acting with one row, learning with all rows of an unroll.
+same `forward`, time-major: acting with one row, learning with all rows of an unroll. One that also
+`Remembers` is told what was done and what came of it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -67,3 +68,47 @@ class Model(Protocol):
                 row is read.
         """
         ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A model whose core is given the last action and the last reward beside the features.
+
+    They are part of its core state: the last one, [B, ...], as `remember` makes it.
+    """
+
+    def remember(self, core_state: CoreState, actions: Tensor, rewards: Tensor) -> CoreState:
+        """The core state for the row after a step.
+
+        Args:
+            core_state: Each [B, ...]; of the step's observation.
+            actions: [B]; what was done.
+            rewards: [B]; what came of it, raw.
+        """
+        ...
+
+    def run(
+        self,
+        observations: Tensor,
+        core_state: CoreState,
+        resets: Tensor,
+        actions: Tensor,
+        rewards: Tensor,
+    ) -> ModelOutput:
+        """As `Model`'s call, where what lies between the rows is known.
+
+        Args:
+            observations: [T, B, ...].
+            core_state: Each [B, ...]; before row 0.
+            resets: [T, B] bool.
+            actions: [T, B]; in each row, of which the last only enters the core state.
+            rewards: [T, B]; raw, after each row.
+        """
+        ...
+
+
+def remember(model: object, core_state: CoreState, actions: Tensor, rewards: Tensor) -> CoreState:
+    """Tell a model what was done and what came of it, if it remembers such things."""
+    if isinstance(model, Remembers):
+        return model.remember(core_state, actions, rewards)
+    return core_state

@@ -341,6 +341,16 @@ class ActorCritic(nn.Module):
         Raises:
             ValueError: Shapes do not fit the model or each other.
         """
+        return self._run(observations, core_state, resets, None)
+
+    def _run(
+        self,
+        observations: Tensor,
+        core_state: CoreState,
+        resets: Tensor,
+        beside: Tensor | None,
+    ) -> ModelOutput:
+        """The same with more for the core to see: `beside` is [T, B, n]."""
         rows = observations.shape[:2]
         if observations.shape[2:] != self.observation_shape or resets.shape != rows:
             raise ValueError(
@@ -350,7 +360,10 @@ class ActorCritic(nn.Module):
         with self._autocast(observations.device.type):
             features = self.torso(observations.flatten(0, 1))
             if self.core is not None:
-                features, core_state = self.core(features.unflatten(0, rows), core_state, resets)
+                features = features.unflatten(0, rows)
+                if beside is not None:
+                    features = torch.cat([features, beside.to(features.dtype)], -1)
+                features, core_state = self.core(features, core_state, resets)
                 features = features.flatten(0, 1)
             value_features = features
             if self.value_torso is not None:
@@ -368,6 +381,59 @@ class ActorCritic(nn.Module):
         return torch.autocast(device_type, torch.bfloat16)
 
 
+class RememberingActorCritic(ActorCritic):
+    """One whose core sees the last action, one-hot, and the last reward, clipped to [-1, 1], too.
+
+    As the agent of Espeholt et al. 2018 for DMLab. Keeps the `Remembers` protocol.
+    """
+
+    def initial_core_state(self, num_columns: int) -> CoreState:
+        """That of the core, and [B, actions + 1] zeros: nothing was done yet."""
+        nothing = self.policy.weight.new_zeros(num_columns, self.policy.out_features + 1)
+        return (*super().initial_core_state(num_columns), nothing)
+
+    def remember(self, core_state: CoreState, actions: Tensor, rewards: Tensor) -> CoreState:
+        """See `Remembers`."""
+        return (*core_state[:-1], self._encode(actions, rewards).to(core_state[-1]))
+
+    def forward(self, observations: Tensor, core_state: CoreState, resets: Tensor) -> ModelOutput:
+        """Run over a single row; see `Model`.
+
+        Raises:
+            ValueError: Shapes do not fit, or there are more rows, between which one has to know
+                what was done: see `run`.
+        """
+        if len(observations) != 1:
+            raise ValueError("several rows need the actions and rewards between them: call run")
+        return self._with_last(observations, core_state, resets, core_state[-1][None])
+
+    def run(
+        self,
+        observations: Tensor,
+        core_state: CoreState,
+        resets: Tensor,
+        actions: Tensor,
+        rewards: Tensor,
+    ) -> ModelOutput:
+        """See `Remembers`."""
+        encoded = self._encode(actions, rewards).to(core_state[-1])
+        last = torch.cat([core_state[-1][None], encoded[:-1]])
+        output = self._with_last(observations, core_state, resets, last)
+        return output._replace(core_state=(*output.core_state[:-1], encoded[-1]))
+
+    def _with_last(
+        self, observations: Tensor, core_state: CoreState, resets: Tensor, last: Tensor
+    ) -> ModelOutput:
+        # Selected, not multiplied: what a finished episode left behind may be NaN.
+        last = torch.where(resets.unsqueeze(-1), 0.0, last)
+        output = self._run(observations, core_state[:-1], resets, last)
+        return output._replace(core_state=(*output.core_state, core_state[-1]))
+
+    def _encode(self, actions: Tensor, rewards: Tensor) -> Tensor:
+        done = F.one_hot(actions.long(), self.policy.out_features)
+        return torch.cat([done, rewards.clamp(-1.0, 1.0).unsqueeze(-1)], -1)
+
+
 def build_model(
     spec: EnvironmentSpec,
     *,
@@ -375,6 +441,7 @@ def build_model(
     hidden_sizes: Sequence[int] = (64, 64),
     core: Core = "none",
     core_size: int = 256,
+    last_inputs: bool = False,
     initialization: Initialization = "published",
     standardize_images: bool = False,
     precision: Precision = "float32",
@@ -390,6 +457,7 @@ def build_model(
         hidden_sizes: Widths of the `mlp` torso's layers.
         core: Recurrent core between torso and heads.
         core_size: Width of the core.
+        last_inputs: Give the core the last action and reward too; see `RememberingActorCritic`.
         initialization: `published` starts each network as its paper or program did; `orthogonal`
             starts every kernel orthogonal, of gain sqrt(2) in torsos, 0.01 in the policy's head
             and 1 in the critic's, with biases 0, as OpenAI Baselines does.
@@ -415,8 +483,9 @@ def build_model(
     # Policy and critic share a picture's torso, and a memory.
     own = network == "mlp" and core == "none"
     value_torso = _torso(spec, space, network, hidden_sizes) if own else None
-    memory = None if core == "none" else RecurrentCore(core, torso.output_size, core_size)
-    model = ActorCritic(
+    core_inputs = torso.output_size + (head.num_outputs + 1 if last_inputs else 0)
+    memory = None if core == "none" else RecurrentCore(core, core_inputs, core_size)
+    model = (RememberingActorCritic if last_inputs else ActorCritic)(
         space.shape, torso, memory, head, value_torso=value_torso, precision=precision
     )
     _initialize(model, network, initialization)

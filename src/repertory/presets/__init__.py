@@ -26,6 +26,8 @@ class Preset:
         environments: Patterns of environment ids, as `fnmatch` reads them, case matters.
         settings: Values by field name, as `config.from_dict` takes them.
         source: Where the values come from.
+        protocol: The rules that the values were published with, where a preset is all but
+            meaningless without; it does not choose them.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Preset:
     environments: tuple[str, ...]
     settings: Mapping[str, Any]
     source: str
+    protocol: str | None = None
 
     def matches(self, env: str) -> bool:
         """Whether this preset is made for the environment."""
@@ -278,7 +281,7 @@ PRESETS: tuple[Preset, ...] = (
     Preset("minatar", "a3c", _MINATAR_IDS, _workers(_MINATAR, 2, 8), _YOUNG_TIAN),
     Preset("a3c-fast", "a3c", _ATARI_IDS, _workers(_FAST, 2, 16), _MEASURED),
     Preset("a3c-paper", "a3c", (), _A3C_PAPER, "Mnih et al. 2016, and its first author's notes"),
-    Preset("a3c-lstm", "a3c", (), _A3C_LSTM, "ikostrikov/pytorch-a3c (2017)"),
+    Preset("a3c-lstm", "a3c", (), _A3C_LSTM, "ikostrikov/pytorch-a3c (2017)", "a3c42"),
     Preset("cartpole", "impala", _CARTPOLE_IDS, _actors(_CARTPOLE, 2, 4), _ZOO),
     Preset("lunarlander", "impala", _LUNAR_LANDER_IDS, _actors(_LUNAR_LANDER, 2, 4), _ZOO),
     Preset("minatar", "impala", _MINATAR_IDS, _actors(_MINATAR, 2, 8), _YOUNG_TIAN),

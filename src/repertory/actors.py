@@ -147,8 +147,8 @@ class Actor:
         if time.monotonic() - self._reported >= _REPORT_SECONDS:
             self._reported = time.monotonic()
             context.report({"kind": "seconds", "seconds_in": self._stopwatch.take()})
-            if (event := self._left_out.take()) is not None:
-                context.report(event)
+        if (event := self._left_out.take()) is not None:
+            context.report(event)
 
     def close(self) -> None:
         """Close the environment; one that cannot be closed has done its work all the same."""
@@ -231,6 +231,7 @@ class LeftOut:
         """None so far; `newest` says which number was met last, if any."""
         self._now = self._untold = self._unrolls = 0
         self._newest = newest
+        self._told = -_REPORT_SECONDS
 
     def add(self, number: int, what: str | None) -> None:
         """Count some; `what` says which number it was, None where it was an earlier one."""
@@ -250,9 +251,10 @@ class LeftOut:
             raise FloatingPointError(f"{self._newest}; so it has been for {self._unrolls} unrolls")
 
     def take(self) -> Record | None:
-        """An event for the parent; None if there is nothing new."""
-        if not self._untold:
+        """An event for the parent, about once a second; None if there is nothing new."""
+        if not self._untold or time.monotonic() - self._told < _REPORT_SECONDS:
             return None
+        self._told = time.monotonic()
         message = f"{self._newest}; {self._untold} transitions left out since the last such line"
         self._untold = 0
         return {"kind": "event", "event": "left_out", "message": message}

@@ -145,7 +145,8 @@ def test_a_checkpoint_that_died_with_its_evaluator_is_told_and_the_next_one_play
     tmp_path: Path,
 ) -> None:
     """The answer for the second was taken for the first, and the run waited for half an hour."""
-    config = A2CConfig(**{**SETTINGS, "evaluation_steps": None}, run_dir=tmp_path / "run")
+    settings = {**SETTINGS, "evaluation_steps": None, "runtime": "processes"}
+    config = A2CConfig(**settings, run_dir=tmp_path / "run")
     checkpoint = train(config).checkpoint
     evaluator = Evaluator(config, lambda: False)
     evaluator.submit(checkpoint)
@@ -168,7 +169,8 @@ def test_b69_nobody_waits_for_an_endless_game_when_the_time_is_over(tmp_path: Pa
 
     Source: hill-a/stable-baselines#876; muupan/async-rl#5; takuseno/d3rlpy#209.
     """
-    settings = {**SETTINGS, "env": partial(probes.Endless, 10**9), "runtime": "inline"}
+    never_ends = partial(probes.Constant, gymnasium.spaces.Box(0, 1, (2,)), np.zeros(2))
+    settings = {**SETTINGS, "env": never_ends, "runtime": "inline"}
     config = A2CConfig(**{**settings, "max_minutes": 0.05}, run_dir=tmp_path / "run")
     started = time.monotonic()
     result = train(config)

@@ -61,12 +61,7 @@ def parameters_are_finite(run_dir: Path) -> bool:
 @pytest.mark.parametrize("not_finite", ["stop", "skip"])
 @pytest.mark.parametrize(
     ("where", "value"),
-    [
-        ("reward", math.inf),
-        ("reward", math.nan),
-        ("observation", math.nan),
-        ("observation", 1e38),
-    ],
+    [("reward", math.inf), ("reward", math.nan), ("observation", math.nan), ("reward", 1e38)],
 )
 def test_b103_one_bad_number_at_step_500_never_reaches_the_parameters(
     where: str, value: float, not_finite: str, tmp_path: Path
@@ -85,7 +80,7 @@ def test_b103_one_bad_number_at_step_500_never_reaches_the_parameters(
     if not_finite == "stop":
         with pytest.raises(RoleFailed, match=r"not finite|is nan|is inf") as caught:
             train(config)
-        if value != 1e38:  # that one is a number: only what is made of it is none
+        if value != 1e38:  # that one is a number: only the gradient of it is none
             assert f"UnboundedNaN, column 0, tick 499 of this actor: the {where} is" in str(
                 caught.value
             )
@@ -93,6 +88,17 @@ def test_b103_one_bad_number_at_step_500_never_reaches_the_parameters(
         assert train(config).env_steps >= 1000
         assert told(tmp_path, "refused" if value == 1e38 else "left_out")
     assert len(list((tmp_path / "checkpoints").glob("step_*.pt"))) >= 2
+    assert parameters_are_finite(tmp_path)
+
+
+def test_b103_an_observation_of_1e38_harms_nothing(tmp_path: Path) -> None:
+    """Finite numbers of 1e38 overflow the norm of a gradient.
+
+    Source: pytorch/pytorch#46849; cpnota/autonomous-learning-library PR#255.
+    """
+    env = partial(UnboundedNaN, 500, None, "observation", 1e38)
+    settings = {**SETTINGS, "env": env, "runtime": "inline", "not_finite": "skip"}
+    assert train(A2CConfig(**settings, total_steps=1000, run_dir=tmp_path)).env_steps >= 1000
     assert parameters_are_finite(tmp_path)
 
 
@@ -180,6 +186,7 @@ def test_b59_the_column_that_raises_is_named_with_its_step(
         train(config)
     assert "boom" in caught.value.traceback
     assert time.monotonic() - started < 45  # mostly the start of processes
+    del caught  # its frames hold the columns' processes
     before.check(descriptors=False)
 
 
@@ -202,8 +209,7 @@ def test_b77_descriptors_stay_as_many_under_a_low_limit(tmp_path: Path) -> None:
     assert run.returncode == 0
     assert any(len(seen) > 3 for seen in counts.values())
     for seen in counts.values():
-        running = seen[:-1]  # the last look may be at an end
-        assert max(running, default=0) - min(running, default=0) <= 1, counts
+        assert max(seen) - seen[0] <= 1, counts
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits are set as POSIX has them")
@@ -273,7 +279,9 @@ def test_b92_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
 
     Source: Lightning-AI/pytorch-lightning#688, #19970; optuna/optuna-examples PR#53.
     """
-    words = "train a2c --env CartPole-v1 --hidden-sizes 256 --total-steps 6000 --runtime inline "
+    words = (
+        "train a2c --env CartPole-v1 --hidden-sizes 256 256 --total-steps 6000 --runtime inline "
+    )
     words += f"--checkpoint-steps 1000 --run-dir {tmp_path / 'run'}"
     # The optimiser's state makes a checkpoint of some 800 kB.
     limits = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,)*2)"

@@ -305,7 +305,7 @@ def test_b101_the_pace_after_a_resume_is_that_of_the_session(tmp_path: Path) -> 
     state = load(first.checkpoint)
     state["env_steps"] = 100_000
     save_step(first.run_dir / "checkpoints", state)
-    before = lines(first.run_dir)[-1]["wall_seconds"]
+    before = state["progress"]["lines"]["wall_seconds"]
     started = time.monotonic()
     resume(first.run_dir, env=settings["env"])
     session = time.monotonic() - started

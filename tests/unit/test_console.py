@@ -36,6 +36,7 @@ START = {
     "seed": 7,
     "total_steps": 10_000,
     "action_repeat": 4,
+    "repeat_action_probability": 0.25,
     "run_dir": "runs/a run",
 }
 END = progress(10_000, kind="end", reason="total_steps", episodes=250, episode_return_mean=18.25)
@@ -54,7 +55,10 @@ def test_plain_output_names_the_run_first() -> None:
     with PlainConsole(stream, preset="pong") as console:
         console.on_record(START)
     first, second = stream.getvalue().splitlines()
-    assert first == "a2c on ALE/Pong-v5 (protocol dqn), preset pong, network a3c, seed 7"
+    assert first == (
+        "a2c on ALE/Pong-v5 (protocol dqn: 4 frames a step, each sticky with probability 0.25), "
+        "preset pong, network a3c, seed 7"
+    )
     assert second == "run folder runs/a run"
 
 

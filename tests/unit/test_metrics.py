@@ -297,6 +297,7 @@ def test_the_start_of_a_run_is_a_record(tmp_path: Path) -> None:
         "seed": 3,
         "total_steps": 99,
         "action_repeat": 4,
+        "repeat_action_probability": 0.0,
         "run_dir": str(folder.path),
     }
 

@@ -40,14 +40,11 @@ def run(arguments: Sequence[str]) -> int:
     from repertory.console import make_console
     from repertory.training import train
 
-    preset = parsed.preset.name if parsed.preset else None
-    if (wanted := parsed.preset and parsed.preset.protocol) not in (
-        None,
-        parsed.configs[0].protocol,
-    ):
-        sys.stdout.write(f"preset {preset} is of runs with --protocol {wanted}\n")
+    preset = parsed.preset
+    if preset and preset.protocol and preset.protocol != parsed.configs[0].protocol:
+        sys.stdout.write(f"preset {preset.name} is of runs with --protocol {preset.protocol}\n")
     for config in parsed.configs:
-        with make_console(sys.stdout, preset=preset) as console:
+        with make_console(sys.stdout, preset=preset.name if preset else None) as console:
             result = train(config, on_record=console.on_record)
         if result.reason in SIGNALLED:
             return SIGNALLED[result.reason]

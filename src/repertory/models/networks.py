@@ -430,8 +430,8 @@ class RememberingActorCritic(ActorCritic):
         return output._replace(core_state=(*output.core_state, core_state[-1]))
 
     def _encode(self, actions: Tensor, rewards: Tensor) -> Tensor:
-        done = F.one_hot(actions.long(), self.policy.out_features)
-        return torch.cat([done, rewards.clamp(-1.0, 1.0).unsqueeze(-1)], -1)
+        taken = F.one_hot(actions.long(), self.policy.out_features)
+        return torch.cat([taken, rewards.clamp(-1.0, 1.0).unsqueeze(-1)], -1)
 
 
 def build_model(

@@ -177,8 +177,7 @@ class RayRuntime:
         self._actor_cpus = actor_cpus
         self._learner_cpus = learner_cpus
         self._learner_gpus = learner_gpus
-        self._files = files
-        self._brought: Any = None
+        self._files: Any = files
         self._roles: list[_Role] = []
         self._models: list[_Model] = []
         self._numbers = itertools.count()
@@ -254,8 +253,7 @@ class RayRuntime:
                     break
                 if self._failure is not None:
                     raise self._failure
-            late = [role for role in self._roles if not role.ended]
-            self._stop.missing += [RoleFailed(role.name, LATE) for role in late]
+            self._stop.missing += [RoleFailed(r.name, LATE) for r in self._roles if not r.ended]
             self._failure = self._failure or self._stop.failure(self.results)
             if self._failure is not None:
                 raise self._failure
@@ -302,7 +300,7 @@ class RayRuntime:
         """Join the cluster, place what has to be beside others, then everybody."""
         self._connection.open()
         self._begun = True
-        self._brought = ray.put({str(path): path.read_bytes() for path in self._files})
+        self._files = ray.put({str(path): path.read_bytes() for path in self._files})
         lacking = self._connection.lacking(
             sum(self._cpus(role) for role in self._roles),
             self._learner_gpus * sum(role.learns for role in self._roles),
@@ -357,7 +355,7 @@ class RayRuntime:
                 homes={key: home for key, home in self._homes.items() if key not in role.keeps},
                 generation=role.generation,
                 starts=role.starts,
-                files=self._brought,
+                files=self._files,
                 variables=self._variables(role),
                 folder=os.getcwd(),
             )

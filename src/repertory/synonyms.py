@@ -48,6 +48,8 @@ NAMES_ELSEWHERE: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
             *("ent_coef", "entropy_coef", "entropy_coeff", "entropy_beta"),
             *("exploration_loss_coeff", "beta"),
         ),
+        "last_inputs": ("lstm_use_prev_action", "lstm_use_prev_reward", "use_prev_action"),
+        "not_finite": ("detect_anomaly", "error_if_nonfinite"),
         "optimizer": ("optim", "optimizer_class", "use_rms_prop"),
         "learning_rate": ("lr",),
         "learning_rate_end": ("anneal_lr", "lr_schedule", "use_linear_lr_decay"),

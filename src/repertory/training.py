@@ -53,7 +53,10 @@ def train(config: RunConfig, *, on_record: Callback | None = None) -> Result:
     config = from_dict(type(config), vars(config))
     validate(config)
     if config.init_from is not None:
-        config = replace(config, init_from=checkpoints.resolve(config.init_from))
+        try:
+            config = replace(config, init_from=checkpoints.resolve(config.init_from))
+        except checkpoints.CheckpointNotFound as error:
+            raise ConfigError(str(error)) from error
     spec = environments.describe(config.environment)
     _refuse_what_roles_could_not_use(config, spec)
     return _supervised(config, name, spec, RunFolder.create(config, name, spec), on_record)

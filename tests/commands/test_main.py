@@ -323,7 +323,8 @@ def test_b76_a_signal_ends_a_run_with_a_checkpoint_and_the_code_of_shells(
     assert process.returncode == code, errors
     assert len(errors.splitlines()) <= 1, errors
     assert "Traceback" not in errors
-    assert not any(child.is_running() for child in children)
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
     before.check()
     assert "to evaluate it: repertory eval run" in printed
     assert load(latest(Path("run")))["env_steps"] > 0

@@ -48,10 +48,10 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"there is no run folder {run_dir}")
 
     # Imported late, so that wrong use is answered without waiting for all that trains.
-    from repertory.commands.train import SIGNALLED
+    from repertory.commands.train import signal_code
     from repertory.console import make_console
     from repertory.training import resume
 
     with make_console(sys.stdout, preset=None) as console:
         result = resume(run_dir, on_record=console.on_record, **changed_settings(words[1:]))
-    return SIGNALLED.get(result.reason, 0)
+    return signal_code(result.reason)

@@ -6,13 +6,14 @@ seeds were asked for. What is not here: the settings (`arguments`) and the train
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
 from repertory.commands.arguments import TrainArguments, parse_train
 from repertory.config import ConfigError, RunConfig, to_yaml
 
-SIGNALLED = {"interrupted": 130, "terminated": 143}
+_SIGNALLED = {"interrupted": 130, "terminated": 143}
 """Exit codes of runs that a signal ended: 128 and the signal's number, as shells have it."""
 
 
@@ -46,9 +47,21 @@ def run(arguments: Sequence[str]) -> int:
     for config in parsed.configs:
         with make_console(sys.stdout, preset=preset.name if preset else None) as console:
             result = train(config, on_record=console.on_record)
-        if result.reason in SIGNALLED:
-            return SIGNALLED[result.reason]
+        if code := signal_code(result.reason):
+            return code
     return 0
+
+
+def signal_code(reason: str) -> int:
+    """Exit code of a run that a signal has ended, and 0 for others.
+
+    What was asked for is done, so that from now on no further signal cuts the end short.
+    """
+    if reason not in _SIGNALLED:
+        return 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    return _SIGNALLED[reason]
 
 
 def _check(config: RunConfig) -> None:

@@ -303,7 +303,7 @@ class GymnasiumVector:
                 process.join()
                 what = (
                     f"column {column}, env step {self._num_steps[column] + 1}: "
-                    f"its process {how_it_ended(process.exitcode)} (pid {process.pid})"
+                    f"its process: {how_it_ended(process.exitcode)} (pid {process.pid})"
                 )
             process.kill()  # what runs in a role ignores a request to terminate
         for process in processes:

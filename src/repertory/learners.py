@@ -70,7 +70,7 @@ class Learner:
         rank: int = 0,
     ) -> Learner:
         """A learner where the run begins, or where it goes on, on the run's device."""
-        learner = cls(models.create(config, environment), config, group, stopwatch, rank=rank)
+        learner = cls(models.create(config, environment, rank), config, group, stopwatch, rank=rank)
         if config.resume_from is not None:
             learner.load_state_dict(load(resolve(config.resume_from)))
         return learner

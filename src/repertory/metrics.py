@@ -21,13 +21,13 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import numpy as np
 
@@ -280,6 +280,25 @@ class RunFolder:
         (path / "meta.json").write_text(text + "\n", encoding="utf-8")
         return folder
 
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Have the folder for this process alone, as long as the block or the process lives.
+
+        Raises:
+            ConfigError: Another process trains in it.
+        """
+        with (self.path / "lock").open("a+", encoding="utf-8") as file:
+            try:
+                lock(file)
+            except OSError as error:
+                file.seek(0)
+                who = file.read().strip() or "unknown"
+                raise ConfigError(f"the run {self.path} still goes on (pid {who})") from error
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield
+
     @property
     def config_file(self) -> Path:
         """The settings, as `--config` takes them."""
@@ -362,6 +381,19 @@ class RunFolder:
             temporary.write_text("".join(kept), encoding="utf-8")
             os.replace(temporary, self.metrics_file)
         return len(beyond)
+
+
+def lock(file: TextIO) -> None:
+    """Lock a file for this process, until it is closed; where the system can.
+
+    Raises:
+        OSError: Another process has it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return  # Windows
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def versions() -> dict[str, str]:

@@ -59,7 +59,9 @@ def train(config: RunConfig, *, on_record: Callback | None = None) -> Result:
             raise ConfigError(str(error)) from error
     spec = environments.describe(config.environment)
     _refuse_what_roles_could_not_use(config, spec)
-    return _supervised(config, name, spec, RunFolder.create(config, name, spec), on_record)
+    folder = RunFolder.create(config, name, spec)
+    with folder.claimed():
+        return _supervised(config, name, spec, folder, on_record)
 
 
 def resume(
@@ -81,16 +83,25 @@ def resume(
             made of cannot change; an environment that is a callable has to be given again.
 
     Raises:
-        ConfigError: A setting may not change or does not exist, or nothing is left to do.
+        ConfigError: A setting may not change or does not exist, nothing is left to do, or the run
+            still goes on.
         CheckpointError: There is no checkpoint that can be read.
         EnvironmentRefused: The environment cannot be used any more.
         RoleFailed: As in `train`.
     """
     _refuse_a_script_without_guard()
     folder = RunFolder(Path(run_dir))
+    if not folder.path.is_dir():
+        raise checkpoints.CheckpointNotFound(f"there is no run {run_dir}")
+    with folder.claimed():
+        return _resume(folder, on_record, changes)
+
+
+def _resume(folder: RunFolder, on_record: Callback | None, changes: Mapping[str, Any]) -> Result:
+    """The same in a folder that is this process's own."""
     _, state, _ = checkpoints.newest_readable(folder.path)
     if state["algorithm"] not in ALGORITHMS:
-        raise ConfigError(f"{run_dir} is of an unknown algorithm, {state['algorithm']!r}")
+        raise ConfigError(f"{folder.path} is of an unknown algorithm, {state['algorithm']!r}")
     before = from_yaml(ALGORITHMS[state["algorithm"]].config, state["config"])
     wanted = from_dict(type(before), {**vars(before), "run_dir": folder.path, **changes})
     changed = _changes(replace(before, run_dir=folder.path), wanted)

@@ -132,10 +132,11 @@ class Trajectory:
         """[T+1, B] bool; True where the core state is reset before that row is read.
 
         Row t+1 is an episode's first observation exactly where tick t merely reset. Row 0 is never
-        marked: `initial_core_state` is already reset where it has to be.
+        marked: `initial_core_state` is already reset where it has to be. Nor is a column of which
+        nothing is valid, one that came too late, say: a core would read it row by row for nothing.
         """
         first = torch.zeros_like(self.valid[:1])
-        return torch.cat([first, ~self.valid])
+        return torch.cat([first, ~self.valid & self.valid.any(0)])
 
     def to_fields(self) -> dict[str, Tensor]:
         """The tensors by name, as `TrajectorySpec.fields` names them."""

@@ -85,7 +85,8 @@ class Worker:
         **settings: Any,
     ) -> Worker:
         """A worker with a model of its own, on the run's device; `settings` as in `__init__`."""
-        return cls(models.create(config, environment), config, shared, stopwatch, **settings)
+        model = models.create(config, environment, settings["index"])
+        return cls(model, config, shared, stopwatch, **settings)
 
     @property
     def finished(self) -> bool:

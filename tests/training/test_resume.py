@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from repertory import checkpoints
 from repertory.algorithms import ALGORITHMS
 from repertory.algorithms.a2c import A2CConfig
 from repertory.algorithms.batched_a2c import BatchedA2CConfig
@@ -312,3 +313,39 @@ def test_b101_the_pace_after_a_resume_is_that_of_the_session(tmp_path: Path) -> 
     curve = [line for line in lines(first.run_dir) if line["env_steps"] > 100_000]
     assert all(40 < line["env_steps_per_second"] < 130 for line in curve), curve
     assert before + 1.5 < curve[-1]["wall_seconds"] < before + session
+
+
+def test_a_run_that_still_goes_on_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Two processes in one folder would make one curve of two runs."""
+    refused: list[str] = []
+
+    def meanwhile(record: dict[str, Any]) -> bool:
+        if record["kind"] == "progress" and not refused:
+            with pytest.raises(ConfigError, match=r"still goes on \(pid \d+\)") as caught:
+                resume(tmp_path / "run")
+            refused.append(str(caught.value))
+        return True
+
+    settings = {**SETTINGS, "total_steps": 1000}
+    train(A2CConfig(**settings, run_dir=tmp_path / "run"), on_record=meanwhile)
+    assert refused
+    assert resume(tmp_path / "run", total_steps=1500).env_steps >= 1500
+
+
+def test_a_best_that_could_not_be_written_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bar was raised before the pointer was written, and nothing ever passed it."""
+    real, failed = checkpoints.point, []
+
+    def point(folder: Path, name: str, checkpoint: Path) -> None:
+        if name == "best" and not failed:
+            failed.append(checkpoint)
+            raise CheckpointError("the disk is full")
+        real(folder, name, checkpoint)
+
+    monkeypatch.setattr(checkpoints, "point", point)
+    settings = {**SETTINGS, "env": partial(Counter, 5), "checkpoint_steps": 1000}
+    result = train(A2CConfig(**settings, run_dir=tmp_path / "run"))
+    assert failed, "all episodes have the same return, so only the first could be a new best"
+    assert (result.run_dir / "checkpoints" / "best").is_file()

@@ -154,3 +154,10 @@ def test_slots_of_stacked_frames_are_nearly_four_times_smaller() -> None:
     plain = TrajectorySpec(**{**vars(stacked), "frame_stack": 1})
     ratio = slot_bytes(plain) / slot_bytes(stacked)
     assert ratio == pytest.approx(84 / 24, rel=0.01)
+
+
+def test_a_column_of_which_nothing_is_valid_resets_nothing() -> None:
+    """A trajectory that came too late cut the core's pass into single rows for all others."""
+    batch = TrajectorySpec(3, 2, (1,), torch.float32, (), torch.int64).allocate()
+    batch.valid[:] = torch.tensor([[True, False], [False, False], [True, False]])
+    assert batch.resets.tolist() == [[False, False], [False, False], [True, False], [False, False]]

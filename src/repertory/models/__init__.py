@@ -15,9 +15,9 @@ from repertory.seeds import Stream, global_generator, seed_for
 __all__ = ["create", "create_on_cpu", "device_of"]
 
 
-def create(config: RunConfig, environment: EnvironmentSpec) -> ActorCritic:
-    """The model that a learner starts from, on the run's device; see `create_on_cpu`."""
-    return create_on_cpu(config, environment).to(device_of(config))
+def create(config: RunConfig, environment: EnvironmentSpec, index: int = 0) -> ActorCritic:
+    """The model that a learner or worker of that index starts from, on its device."""
+    return create_on_cpu(config, environment).to(device_of(config, index))
 
 
 def create_on_cpu(config: RunConfig, environment: EnvironmentSpec) -> ActorCritic:
@@ -45,8 +45,8 @@ def create_on_cpu(config: RunConfig, environment: EnvironmentSpec) -> ActorCriti
     return model
 
 
-def device_of(config: RunConfig) -> torch.device:
-    """Where models of a run are; `auto` takes a GPU where there is one."""
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
+def device_of(config: RunConfig, index: int = 0) -> torch.device:
+    """Where a role's model is: `auto` takes a GPU where there is one, and roles take turns."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    return torch.device("cuda", index % max(1, torch.cuda.device_count()))

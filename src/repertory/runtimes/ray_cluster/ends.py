@@ -31,7 +31,9 @@ class Line(Protocol):
 
     stopping: bool
 
-    def ask(self, verb: str, key: str, *arguments: Any, buffer: Tensor | None = None) -> Any:
+    def ask(
+        self, verb: str, key: str, *arguments: Any, buffer: Tensor | None = None, times: int = 1
+    ) -> Any:
         """Ask the seat for something, and wait."""
         ...
 
@@ -106,7 +108,7 @@ class QueueReader(End):
         """See `TrajectoryReader`."""
         if self.order == "actor" and count != self.num_lanes:
             raise ValueError(f"order 'actor' takes one from each of {self.num_lanes} actors")
-        answer = self.line.ask("take", self.key, count)
+        answer = self.line.ask("take", self.key, count, times=count)
         if answer is None or answer.value is None:
             return None
         columns = self._slots_spec.num_columns

@@ -67,7 +67,9 @@ class Line:
         self._last_beat = 0.0
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def ask(self, verb: str, key: str, *arguments: Any, buffer: Tensor | None = None) -> Any:
+    def ask(
+        self, verb: str, key: str, *arguments: Any, buffer: Tensor | None = None, times: int = 1
+    ) -> Any:
         """Ask the seat for something, and wait.
 
         Args:
@@ -75,6 +77,7 @@ class Line:
             key: Of the shared thing that it is done to.
             arguments: Plain values.
             buffer: A contiguous tensor on the CPU, sent as bytes.
+            times: How many things are waited for, one after the other.
 
         Returns:
             An `Answer`, or None when the run is over.
@@ -88,7 +91,8 @@ class Line:
         self._asked += 1
         buffers = [] if buffer is None else [as_bytes(buffer)]
         self.send("ask", self._asked, verb, key, arguments, buffers=buffers)
-        deadline = time.monotonic() + self._patience
+        patience = times * self._patience
+        deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
                 number, kind, value, received = self._answers.get(timeout=_POLL_SECONDS)
@@ -98,7 +102,7 @@ class Line:
                     raise ValueError(value)
                 return Answer(value, received) if kind == "answer" else None
         raise TimeoutError(
-            f"{self._name} has waited {self._patience:g} s for others who give signs of life but "
+            f"{self._name} has waited {patience:g} s for others who give signs of life but "
             "nothing else"
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,11 +17,12 @@ from torch.optim import SGD
 from repertory import models
 from repertory.actors import Actor
 from repertory.algorithms.a3c import A3CConfig, targets
+from repertory.console import EntropyWatch, progress_line
 from repertory.environments import describe
 from repertory.objective import Objective
 from repertory.optimizers import load_in_place, make_optimizer, prepare_state
 from repertory.parameters import move_towards, travelling_tensors
-from repertory.progress import Progress, Stopwatch
+from repertory.progress import Progress, Stopwatch, Window
 from repertory.runtimes.inline import InlineRuntime
 from repertory.trajectories import Trajectory
 from repertory.workers import Worker
@@ -294,6 +297,22 @@ def test_a_line_tells_the_rates_of_updates_that_were_made() -> None:
     assert (told["learning_rate"], told["entropy_cost"]) == (1.0, 0.01)
 
 
+def test_a_line_without_an_update_tells_nothing_of_learning() -> None:
+    """Zeros in its place looked like a policy without entropy, and were warned of."""
+    window = Window()
+    window.count("trajectories_dropped", 0)
+    assert not window.counts
+    window.count("updates_refused")
+    progress = Progress(num_learners=1, in_step=True, action_repeat=1, entropy_max=0.7)
+    told = progress.add_window({**window.to_record(0, 100, {}), "pace": (0, 0.0)})
+    assert told is not None
+    assert told["updates_refused"] == 1
+    assert told["entropy"] is told["value_loss"] is told["learning_rate"] is None
+    assert EntropyWatch().observe(told) is None
+    start = {"total_steps": 200, "action_repeat": 1}
+    assert "losses policy -, value -" in progress_line(told, start)
+
+
 def test_schedules_follow_the_env_steps_of_all_workers() -> None:
     config = replace(CONFIG, total_steps=100, learning_rate_end=0.0, entropy_cost_end=0.0)
     shared = Shared(num_workers=2, config=config)
@@ -337,6 +356,47 @@ def test_b103_a_push_that_is_not_finite_can_be_skipped_and_is_told() -> None:
     assert worker._account.window.counts == {"updates_refused": 1}
     assert worker.push(batch, TARGETS)
     assert not torch.equal(shared.parameters, before)
+
+
+class CallsAt(Counter):
+    """Calls something in its n-th env step."""
+
+    def __init__(self, step: int, call: Callable[[], None]) -> None:
+        super().__init__(1000, "term")
+        self.at = step
+        self.call = call
+
+    def step(self, action: Any) -> Any:
+        stepped = super().step(action)
+        if self.steps == self.at:
+            self.call()
+        return stepped
+
+
+def test_b21_pushes_of_others_change_nothing_in_the_middle_of_an_unroll() -> None:
+    """Weights change in the middle of a rollout: the actor plays with the shared module itself.
+
+    Source: facebookresearch/torchbeast#8; seungeunrho/minimalRL#9.
+    """
+    shared = Shared()
+
+    def overwrite() -> None:
+        with torch.no_grad():
+            for parameter in shared.model.parameters():
+                parameter.add_(1.0)
+
+    config = replace(CONFIG, env=partial(CallsAt, 10, overwrite), num_envs=1, unroll_length=20)
+    worker = shared.worker()
+    assert worker.pull()
+    pulled = copy.deepcopy(worker.model)
+    actor = Actor.create(config, describe(config.environment), worker.model, Stopwatch(), [0])
+    batch = actor.unroll(worker.version)
+    output = pulled(batch.observations[:-1], (), batch.resets[:-1])
+    expected = output.policy.log_prob(batch.actions)
+    assert torch.allclose(batch.behaviour_log_probs, expected, atol=1e-6)
+    assert worker.pull()
+    assert not torch.equal(next(worker.model.parameters()), next(pulled.parameters()))
+    actor.close()
 
 
 def test_b30_gradients_flow_through_time_inside_an_unroll_and_never_across() -> None:

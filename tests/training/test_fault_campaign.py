@@ -1,0 +1,29 @@
+"""A short form of the campaign of `benchmarks/faults.py`: faults drawn at random, real runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults.py"
+
+
+@pytest.mark.slow
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and signals as Linux has them")
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_survive_or_go_on_whatever_is_done_to_them(seed: int, tmp_path: Path) -> None:
+    output = tmp_path / "faults.json"
+    words = ["--count", "5", "--seed", str(seed), "--ray-share", "0", "--output", str(output)]
+    subprocess.run([sys.executable, str(CAMPAIGN), *words], check=True, timeout=580)
+    cases = json.loads(output.read_text())["cases"]
+    assert len(cases) == 5
+    for case in cases:
+        assert case["outcome"] != "failed", case
+        # Files in shared memory may be those of other tests that run beside this one.
+        assert not [name for name in case["leftovers"] if name.startswith("process")], case

@@ -56,8 +56,11 @@ def measure(words: str) -> float:
         metrics = Path(folder) / "run" / "metrics.jsonl"
         begun = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-m", "repertory", "train", *words.split()]
-            + ["--run-dir", str(metrics.parent)],
+            [
+                *(sys.executable, "-m", "repertory", "train"),
+                *words.split(),
+                *("--run-dir", str(metrics.parent)),
+            ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -484,7 +484,7 @@ class RayRuntime:
                 ray.kill(role.seat)
                 reason = f"its actor has not answered for {role.silent_seconds:.0f} s"
                 self._lose(role, reason, on_record, seat=True)
-            elif not role.answered and self._is_over:
+            elif not role.answered and self._is_over_for(role):
                 role.ended = True  # nobody needs it any more
                 self._stop.missing.append(RoleFailed(role.name, "the run ended before it began"))
             elif not role.answered and role.silent_seconds > self._start_seconds:
@@ -498,10 +498,10 @@ class RayRuntime:
                 except RayError as error:
                     self._failure = self._failure or RoleFailed(_SERVER, _line(error), str(error))
 
-    @property
-    def _is_over(self) -> bool:
-        """Whether nothing is to be begun any more."""
-        return self._stop.asked or any(result is not None for result in self.results.values())
+    def _is_over_for(self, role: _Role) -> bool:
+        """Whether it need not begin any more: a stop was asked for, or learners have ended."""
+        ended = [r for r in self._roles if r.learns and self.results.get(r.name) is not None]
+        return self._stop.asked or (bool(ended) and not role.learns)
 
     def _bring_parameters_home(self) -> None:
         """Copy what workers have made of shared parameters into the model they began with."""

@@ -103,10 +103,23 @@ def test_a_run_without_the_setting_is_another_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_killed_at_a_random_moment_and_resumed_is_the_uninterrupted_run(tmp_path: Path) -> None:
-    words = "train batched_a2c --env repertory/Memory-v0 --network mlp --core gru --core-size 16"
-    words += " --num-envs 3 --num-actors 2 --sync trajectory --total-steps 1200"
-    words += " --checkpoint-steps 600 --exact-resume --log-every-steps 100"
+@pytest.mark.parametrize(
+    "arrangement",
+    [
+        "a2c --core lstm --last-inputs --runtime inline",
+        "batched_a2c --core gru --num-actors 2 --sync trajectory",
+        "a3c --core lstm --num-workers 2 --runtime inline",
+        "impala --core lstm --num-actors 2 --schedule fixed --replay-share 0.5 "
+        "--replay-capacity 30 --runtime inline",
+    ],
+    ids=["a2c", "batched_a2c", "a3c", "impala"],
+)
+def test_killed_at_a_random_moment_and_resumed_is_the_uninterrupted_run(
+    arrangement: str, tmp_path: Path
+) -> None:
+    words = f"train {arrangement} --env repertory/Memory-v0 --network mlp --core-size 16"
+    words += " --num-envs 3 --total-steps 3000 --checkpoint-steps 1000 --exact-resume"
+    words += " --log-every-steps 200"
     program = [sys.executable, "-m", "repertory"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     subprocess.run([*program, *words.split(), "--run-dir", str(whole)], check=True, timeout=120)
@@ -115,9 +128,9 @@ def test_killed_at_a_random_moment_and_resumed_is_the_uninterrupted_run(tmp_path
     while not list(parts.glob("checkpoints/step_*.pt")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    time.sleep(random.random())
+    time.sleep(0.5 * random.random())
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL, "it had ended before"
     resume(parts)
     assert_same_run(whole, parts)
 

@@ -75,7 +75,7 @@ class RunConfig:
     stop_at_return: float | None = None
     """End early once the mean return of the last 100 episodes reaches this."""
     max_minutes: float | None = None
-    """End early after so many minutes of training."""
+    """End after so many minutes of training."""
     checkpoint_minutes: float = 10.0
     """Minutes between checkpoints; there is one at the end in any case."""
     checkpoint_steps: int | None = None
@@ -99,7 +99,7 @@ class RunConfig:
     address: str = "local"
     """Ray cluster: `local` makes one for the run, `auto` is this machine's, else `HOST:PORT`."""
     actor_cpus: float = 1.0
-    """CPUs of the cluster for each actor or A3C worker; a learner has one a thread."""
+    """CPUs of the cluster for each actor or A3C worker; a learner asks for one per thread."""
     learner_gpus: float = 0.0
     """GPUs of the cluster for each learner."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -111,9 +111,9 @@ class RunConfig:
     environment_threads: int = 0
     """Threads of a native vector environment; 0 shares this machine's cores. Changes no bits."""
     role_timeout_seconds: float = 120.0
-    """A role that shows no sign of life for so long is taken to hang, and killed."""
+    """A role that is silent for so long counts as hung and is killed."""
     not_finite: NotFinite = "stop"
-    """A NaN or infinite reward, observation or gradient ends the run, or is left out and told."""
+    """A NaN or infinite reward, observation or gradient ends the run, or is skipped and told."""
     max_restarts: int = 10
     """Killed or hung actors and workers that are replaced before one of them ends the run."""
 
@@ -149,13 +149,13 @@ class RunConfig:
     entropy_cost: float = 0.01
     """Weight of the entropy bonus (elsewhere: ent_coef)."""
     entropy_cost_end: float | None = None
-    """Where the entropy cost arrives linearly at the last step; by default it stays."""
+    """Entropy cost at the last step, reached linearly; by default constant."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """Stochastic optimiser."""
     learning_rate: float = 7e-4
     """Step size at the first update."""
     learning_rate_end: float | None = None
-    """Where the learning rate arrives linearly at the last step; by default it stays."""
+    """Learning rate at the last step, reached linearly; by default constant."""
     rmsprop_decay: float = 0.99
     """Decay of RMSprop's mean square (elsewhere: alpha)."""
     epsilon: float = 1e-5
@@ -163,7 +163,7 @@ class RunConfig:
     epsilon_inside_root: bool = False
     """RMSprop only: add epsilon before the root (A3C, TensorFlow) or after it (PyTorch)."""
     clip_norm: float | None = 0.5
-    """Largest global norm of a gradient; none to leave it."""
+    """Gradients of a larger global norm are scaled down to it; `none` turns this off."""
     normalize_advantages: bool = False
     """Shift and scale advantages to mean 0 and deviation 1 over all learners' valid rows."""
     loss_reduction: Literal["mean", "sum"] = "mean"
@@ -230,7 +230,7 @@ class RunConfig:
         if self.exact_resume and self.checkpoint_steps is None:
             return "exact_resume needs checkpoint_steps: it goes on from checkpoints by env steps"
         if self.last_inputs and self.core == "none":
-            return "last_inputs are a core's: core is none"
+            return "last_inputs needs a recurrent core: set core to lstm or gru"
         if self.normalize_advantages and self.unroll_length * self.num_envs == 1:
             return "normalize_advantages takes more than one transition: a single one becomes 0"
         return None

@@ -64,9 +64,19 @@ _TENSORBOARD_TAGS: Mapping[str, str] = MappingProxyType(
         "episodes": "charts/episodes",
         "updates": "charts/updates",
         "wall_seconds": "time/wall_seconds",
+        "rho_clipped_share": "importance/rho_clipped_share",
+        "trace_clipped_share": "importance/trace_clipped_share",
+        "effective_sample_share": "importance/effective_sample_share",
+        "replay_age": "replay/age",
+        "replay_ratio": "replay/ratio",
+        "trajectories_dropped": "lag/trajectories_dropped",
+        "gradients_dropped": "lag/gradients_dropped",
+        "gradients_recomputed": "lag/gradients_recomputed",
+        "parameter_distance": "lag/parameter_distance",
+        "updates_refused": "losses/updates_refused",
     }
 )
-_TENSORBOARD_GROUPS: Mapping[str, str] = MappingProxyType({"seconds_in": "time", "queue": "queue"})
+_TENSORBOARD_GROUPS: Mapping[str, str] = MappingProxyType({"seconds_in": "time"})
 """Maps inside a record, by the group that their entries are shown under."""
 
 

@@ -172,7 +172,7 @@ def _algorithm_of(config: RunConfig) -> tuple[str, Algorithm]:
         if type(config) is algorithm.config:
             return name, algorithm
     known = ", ".join(algorithm.config.__name__ for algorithm in ALGORITHMS.values())
-    raise ConfigError(f"{type(config).__name__} is no algorithm's settings (known: {known})")
+    raise ConfigError(f"{type(config).__name__} does not belong to an algorithm (known: {known})")
 
 
 _NEVER_CHANGES = (

@@ -29,16 +29,22 @@ class A2CConfig(RunConfig):
     """Settings of A2C."""
 
     runtime: Literal["inline", "processes", "ray"] = "inline"
-    """Where the one role runs: here, in a spawned process (as from the command line), on Ray."""
+    """Where the one role runs. From Python the default is `inline`, else `processes`."""
     gae_lambda: float = 1.0
     """How far advantages look: 0 one step, 1 to the unroll's end (the published setting)."""
 
 
 def train(config: A2CConfig, environment: EnvironmentSpec, runtime: Runtime) -> None:
     """Start one role that does everything."""
-    group = runtime.learner_group(models.create_on_cpu(config, environment), num_learners=1)
+    model = models.create_on_cpu(config, environment)
+    group = runtime.learner_group(model, num_learners=1)
     runtime.start(
-        "learner-0", learn, config, environment, group.member(0), threads=config.learner_threads
+        "learner-0",
+        learn,
+        config,
+        environment,
+        group.member(0),
+        threads=config.learner_threads,
     )
 
 

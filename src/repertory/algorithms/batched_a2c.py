@@ -135,10 +135,12 @@ def play_and_learn(
     environment: EnvironmentSpec,
     group: GroupMember,
 ) -> dict[str, Any]:
-    """Play an unroll in this learner's columns, learn from it together with the other learners."""
+    """A2C's `learn` in this learner's columns, with gradients summed over all learners."""
     stopwatch = Stopwatch()
     learner = Learner.create(config, environment, group, stopwatch, rank=rank)
-    actor = Actor.create(config, environment, learner.model, stopwatch, actors_of(rank, config))
+    actor = Actor.create(
+        config, environment, learner.model, stopwatch, indices=actors_of(rank, config)
+    )
     while not learner.finished:
         batch = actor.unroll(learner.version)
         if not learner.update(batch, partial(targets, config)):
@@ -162,12 +164,13 @@ def act(
     stopwatch = Stopwatch()
     model = models.create_on_cpu(config, environment)
     actor = Actor.create(config, environment, model, stopwatch, indices=[index])
-    with stopwatch("waiting"):
-        first = parameters.refresh(model)  # version; not 0 where a run goes on
-    for version in count(first or 0):
+    first: int | None = None  # version; not 0 where a run goes on
+    for unroll in count():
         with stopwatch("waiting"):
-            if first is None or parameters.refresh(model, version) is None:
-                break
+            version = parameters.refresh(model, None if first is None else first + unroll)
+        if version is None:
+            break
+        first = version if first is None else first
         trajectory = actor.unroll(version)
         with stopwatch("waiting"):
             if not trajectories.put(trajectory):

@@ -175,7 +175,10 @@ def act(
     trajectories: TrajectoryWriter,
     parameters: ParameterReader,
 ) -> None:
-    """Take the newest parameters, play an unroll, hand it on; wait only where the queue is full."""
+    """Take the newest parameters, play an unroll, hand it on; wait only for a free slot.
+
+    With `schedule="fixed"` it waits for its version, too.
+    """
     stopwatch = Stopwatch()
     model = models.create_on_cpu(config, environment)
     actor = Actor.create(

@@ -80,7 +80,7 @@ def parse_train(arguments: Sequence[str]) -> TrainArguments:
 
     algorithm, arguments = _algorithm(arguments, list(ALGORITHMS))
     config_class: type[RunConfig] = ALGORITHMS[algorithm].config
-    _check_flags(arguments, config_class)
+    _check_flags(arguments, config_class, {n: a.config for n, a in ALGORITHMS.items()})
     file_settings = _read_file(_peek(arguments, "config"), algorithm)
     env = _peek(arguments, "env") or file_settings.get("env")
     preset = _preset(_peek(arguments, "preset"), algorithm, env)
@@ -180,7 +180,11 @@ def _algorithm(arguments: Sequence[str], known: Sequence[str]) -> tuple[str, lis
     return name, rest
 
 
-def _check_flags(arguments: Sequence[str], config_class: type[RunConfig]) -> None:
+def _check_flags(
+    arguments: Sequence[str],
+    config_class: type[RunConfig],
+    all_classes: Mapping[str, type[RunConfig]],
+) -> None:
     """Refuse flags that do not exist, by the name that they have here where there is one."""
     hints = typing.get_type_hints(config_class)
     names = [*field_docs(config_class), *_SOURCES]
@@ -189,6 +193,9 @@ def _check_flags(arguments: Sequence[str], config_class: type[RunConfig]) -> Non
         name = _flag_name(word)
         if name is not None and name not in {*names, *negations, "help"}:
             hint = name_hint(name, names)
+            others = [other for other, its in all_classes.items() if name in field_docs(its)]
+            if others and "called" not in hint:
+                hint = f"; it is a setting of {' and '.join(others)}"
             # Settings are written with underscores in files and with hyphens here.
             hint = re.sub(r"(called |mean )(\w+)", lambda m: m[1] + _flag(m[2]), hint)
             raise ConfigError(f"unknown flag {word.partition('=')[0]}{hint}")

@@ -10,6 +10,7 @@ end, and the samples between.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import subprocess
@@ -42,20 +43,24 @@ def main() -> None:
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         begun = time.monotonic()
         samples = []
-        while process.poll() is None:
-            time.sleep(LOOK_SECONDS)
-            if sample := look(process.pid):
-                samples.append({"seconds": round(time.monotonic() - begun, 1), **sample})
+        try:
+            while process.poll() is None:
+                time.sleep(LOOK_SECONDS)
+                if sample := look(process.pid):
+                    samples.append({"seconds": round(time.monotonic() - begun, 1), **sample})
+        finally:
+            process.terminate()
+            process.wait()
         metrics = (Path(folder) / "run/metrics.jsonl").read_text().splitlines()
     end = json.loads(metrics[-1])
     # The last look is at an end, where processes go one by one.
-    warm, last = samples[int(WARM_SHARE * len(samples))], samples[-2]
+    warm, last = samples[int(WARM_SHARE * len(samples))], samples[max(0, len(samples) - 2)]
     result = {
         **origin(__file__),
         "train": shlex.join(arguments.train),
         "minutes": arguments.minutes,
         "exit_code": process.returncode,
-        "env_steps": end["env_steps"],
+        "env_steps": end.get("env_steps"),
         "reason": end.get("reason"),
         "shared_bytes_left": shared_bytes() - shared_before,
         "warm": warm,
@@ -88,8 +93,11 @@ def look(pid: int) -> dict[str, Any] | None:
 
 def shared_bytes() -> int:
     """Bytes of files in the folder of shared memory."""
-    folder = Path("/dev/shm")
-    return sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else 0
+    folder, total = Path("/dev/shm"), 0
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError):  # files there come and go
+            total += path.stat().st_size
+    return total
 
 
 if __name__ == "__main__":

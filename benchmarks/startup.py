@@ -1,7 +1,7 @@
 """Seconds from the command to the first env step, and what they are made of.
 
-Each round starts `repertory train` in a new interpreter and waits for the first pulse: the first
-update was made by then, so that the figure is a little above the first env step's.
+Each round starts `repertory train` in a new interpreter and waits for the first line of metrics.
+The first update was made by then, so that the figure is a little above the first env step's.
 
     python benchmarks/startup.py --rounds 5
 """

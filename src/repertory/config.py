@@ -231,7 +231,8 @@ class RunConfig:
             return "exact_resume needs checkpoint_steps: it goes on from checkpoints by env steps"
         if self.last_inputs and self.core == "none":
             return "last_inputs needs a recurrent core: set core to lstm or gru"
-        if self.normalize_advantages and self.unroll_length * self.num_envs == 1:
+        transitions = self.unroll_length * self.num_envs * self.num_players
+        if self.normalize_advantages and transitions == 1:
             return "normalize_advantages takes more than one transition: a single one becomes 0"
         return None
 

@@ -150,7 +150,6 @@ class Learner:
                 if self._config.not_finite == "stop":
                     raise
                 self._account.refuse(error)
-                self.env_steps += counts[1]
                 return True
             for group in self._optimizer.param_groups:
                 group["lr"] = schedule.learning_rate

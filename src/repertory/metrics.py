@@ -300,13 +300,14 @@ class RunFolder:
         with (self.path / "lock").open("a+", encoding="utf-8") as file:
             try:
                 lock(file)
-            except OSError as error:
+            except BlockingIOError as error:
                 file.seek(0)
                 who = file.read().strip() or "unknown"
                 raise ConfigError(f"the run {self.path} still goes on (pid {who})") from error
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+            with contextlib.suppress(OSError):  # a full disk, say
+                file.truncate(0)
+                file.write(f"{os.getpid()}\n")
+                file.flush()
             yield
 
     @property
@@ -316,9 +317,13 @@ class RunFolder:
 
     def change_config(self, config: RunConfig, algorithm: str, env_steps: int) -> None:
         """Write down settings that hold from now on; those until here stay in another file."""
+        text, kept = to_yaml(config, algorithm), self.path / f"config_until_{env_steps}.yaml"
         if self.config_file.exists():
-            self.config_file.rename(self.path / f"config_until_{env_steps}.yaml")
-        self.config_file.write_text(to_yaml(config, algorithm), encoding="utf-8")
+            if self.config_file.read_text(encoding="utf-8") == text:
+                return
+            if not kept.exists():
+                self.config_file.rename(kept)
+        self.config_file.write_text(text, encoding="utf-8")
 
     @property
     def metrics_file(self) -> Path:
@@ -397,13 +402,18 @@ def lock(file: TextIO) -> None:
     """Lock a file for this process, until it is closed; where the system can.
 
     Raises:
-        OSError: Another process has it.
+        BlockingIOError: Another process has it.
     """
     try:
         import fcntl
     except ImportError:
         return  # Windows
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return  # a file system without locks
 
 
 def versions() -> dict[str, str]:

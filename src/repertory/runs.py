@@ -38,6 +38,7 @@ EndReason = Literal[
 ]
 Callback = Callable[[Record], bool | None]
 
+_LAST_EVALUATION_SECONDS = 300.0  # for the games with the last checkpoint, all time being over
 _SIGNALS: Mapping[int, EndReason] = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
@@ -266,10 +267,11 @@ class Run:
 
     def _evaluate_the_last(self, checkpoint: Path) -> None:
         """Evaluate where the run has ended by itself; somebody who interrupts does not wait."""
+        self._deadline = time.monotonic() + _LAST_EVALUATION_SECONDS
         wanted = self._config.evaluation_steps is not None and not self._in_a_hurry
         if wanted and checkpoint != self._evaluator.last:
             self._evaluator.submit(checkpoint)
-        while self._evaluator.busy and not self._in_a_hurry:
+        while self._evaluator.busy and not self._waits_no_more():
             self._take_evaluations()
             time.sleep(0.05)
 

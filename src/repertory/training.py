@@ -123,8 +123,7 @@ def _resume(folder: RunFolder, on_record: Callback | None, changes: Mapping[str,
         )
     _refuse_what_roles_could_not_use(config, spec)
     checkpoints.set_aside_after(folder.checkpoints, checkpoint)
-    if changed:
-        folder.change_config(wanted, state["algorithm"], state["env_steps"])
+    folder.change_config(wanted, state["algorithm"], state["env_steps"])
     notes = [f"going on after {state['env_steps']:,} env steps", *damaged]
     if changed and config.exact_resume:
         notes.append("with other settings, this is not the run that would never have been stopped")

@@ -118,17 +118,17 @@ def test_killed_at_a_random_moment_and_resumed_is_the_uninterrupted_run(
     arrangement: str, tmp_path: Path
 ) -> None:
     words = f"train {arrangement} --env repertory/Memory-v0 --network mlp --core-size 16"
-    words += " --num-envs 3 --total-steps 3000 --checkpoint-steps 1000 --exact-resume"
-    words += " --log-every-steps 200"
+    words += " --num-envs 3 --total-steps 4000 --checkpoint-steps 1000 --exact-resume"
+    words += " --log-every-steps 100"
     program = [sys.executable, "-m", "repertory"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     subprocess.run([*program, *words.split(), "--run-dir", str(whole)], check=True, timeout=120)
     process = subprocess.Popen([*program, *words.split(), "--run-dir", str(parts)])
     deadline = time.monotonic() + 60
-    while not list(parts.glob("checkpoints/step_*.pt")):
+    metrics, at = parts / "metrics.jsonl", random.randrange(11, 30)
+    while not metrics.exists() or metrics.read_text().count('"progress"') < at:
         assert time.monotonic() < deadline
-        time.sleep(0.02)
-    time.sleep(0.5 * random.random())
+        time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it had ended before"
     resume(parts)

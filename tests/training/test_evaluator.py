@@ -164,11 +164,14 @@ def test_a_checkpoint_that_died_with_its_evaluator_is_told_and_the_next_one_play
     assert [record["kind"] for record in found] == ["event", "eval"]
 
 
-def test_b69_nobody_waits_for_an_endless_game_when_the_time_is_over(tmp_path: Path) -> None:
+def test_b69_nobody_waits_for_an_endless_game_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An evaluation that never ends holds up everything.
 
     Source: hill-a/stable-baselines#876; muupan/async-rl#5; takuseno/d3rlpy#209.
     """
+    monkeypatch.setattr("repertory.runs._LAST_EVALUATION_SECONDS", 1.0)
     never_ends = partial(probes.Constant, gymnasium.spaces.Box(0, 1, (2,)), np.zeros(2))
     settings = {**SETTINGS, "env": never_ends, "runtime": "inline"}
     config = A2CConfig(**{**settings, "max_minutes": 0.05}, run_dir=tmp_path / "run")

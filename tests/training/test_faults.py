@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -307,7 +308,9 @@ def test_b83_no_role_is_forked(tmp_path: Path) -> None:
 
     def look(record: Record) -> None:
         if record["kind"] == "progress":
-            lines.extend(p.cmdline() for p in psutil.Process().children())
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    lines.append(child.cmdline())
 
     train(config, on_record=look)
     assert lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -311,7 +312,9 @@ def test_b101_the_pace_after_a_resume_is_that_of_the_session(tmp_path: Path) -> 
     resume(first.run_dir, env=settings["env"])
     session = time.monotonic() - started
     curve = [line for line in lines(first.run_dir) if line["env_steps"] > 100_000]
-    assert all(40 < line["env_steps_per_second"] < 130 for line in curve), curve
+    paces = [line["env_steps_per_second"] for line in curve]
+    assert 60 < statistics.median(paces) < 130
+    assert max(paces[0], paces[-1]) < 130, "at the beginning too"
     assert before + 1.5 < curve[-1]["wall_seconds"] < before + session
 
 

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from repertory.config import RunConfig
 from repertory.environments.base import EnvironmentSpec
+from repertory.models import create_on_cpu
 from repertory.models.base import Model
 from repertory.models.cores import RecurrentCore
 from repertory.models.networks import (
@@ -728,3 +730,18 @@ def test_last_actions_and_rewards_are_seen_row_by_row_as_in_an_unroll() -> None:
     ), "nothing of the episode before"
     with pytest.raises(ValueError, match="call run"):
         model(observations, begun, resets)
+
+
+def test_first_parameters_do_not_depend_on_the_threads_of_who_makes_them() -> None:
+    """A3C's are made by the parent, A2C's by a role, which has another number of threads."""
+    config = RunConfig(env="CartPole-v1", network="mlp", core="lstm", hidden_sizes=(256, 256))
+    before = torch.get_num_threads()
+    made = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(create_on_cpu(config, spec_of(VECTOR)).state_dict())
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])

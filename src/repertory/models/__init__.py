@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -27,7 +29,9 @@ def create_on_cpu(config: RunConfig, environment: EnvironmentSpec) -> ActorCriti
         ValueError: The network cannot take the environment's observations.
         CheckpointError: `init_from` cannot be read, or holds another model.
     """
-    with global_generator(seed_for(config.seed, Stream.PARAMETERS)):
+    # One thread: orthogonal kernels differ in their last bits with the number of threads, which is
+    # not the same in the parent and in roles.
+    with one_thread(), global_generator(seed_for(config.seed, Stream.PARAMETERS)):
         model = build_model(
             environment,
             network=config.network,
@@ -43,6 +47,17 @@ def create_on_cpu(config: RunConfig, environment: EnvironmentSpec) -> ActorCriti
     if start is not None:
         load_model_state(model, load(resolve(Path(start)))["model"])
     return model
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch compute with a single thread in the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def device_of(config: RunConfig, index: int = 0) -> torch.device:

@@ -242,7 +242,7 @@ class _Group:
         total, counts = self._parts[0]
         for rank in range(1, self._num_learners):
             part, more = self._parts[rank]
-            total += part
+            total += part.to(total.device)
             counts = tuple(a + b for a, b in zip(counts, more, strict=True))
         return total, counts
 

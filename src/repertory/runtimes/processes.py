@@ -34,7 +34,7 @@ from repertory.runtimes.shared_memory import (
     SharedQueue,
     SharedStore,
 )
-from repertory.runtimes.stops import GRACE_SECONDS, LATE, Stop
+from repertory.runtimes.stops import GRACE_SECONDS, LATE, NOT_BEGUN, Stop
 from repertory.spawning import deaf_to_signals, how_it_ended
 from repertory.trajectories import TrajectorySpec
 
@@ -224,7 +224,9 @@ class ProcessRuntime:
             self.close()
             self._keep_late_results()
             if self._stop.asked:
-                self._stop.missing += [RoleFailed(child.name, LATE) for child in late]
+                self._stop.missing += [
+                    RoleFailed(c.name, LATE if c.beats > c.first_beats else NOT_BEGUN) for c in late
+                ]
                 self._failure = self._failure or self._stop.failure(self.results)
             if self._failure is not None:
                 self._failure.results = self.results

@@ -14,6 +14,7 @@ from repertory.runtimes.base import RoleFailed
 
 _HURRY_SECONDS = 4.0  # for roles to end by themselves where somebody waits
 GRACE_SECONDS = 5.0  # from then on, before they are ended by force
+NOT_BEGUN = "the run was asked to stop before it had begun; nothing was learned"
 LATE = "it was asked to stop and did not end in time; what it learned last is lost"
 
 
@@ -60,6 +61,6 @@ class Stop:
         if not self.asked:
             return False
         now = time.monotonic()
-        self._since = self._since or now
+        since = self._since = self._since or now  # a signal's handler may come between two lines
         allowed = _HURRY_SECONDS if self._hurry else self._patience
-        return now - self._since > allowed + more_seconds
+        return now - since > allowed + more_seconds

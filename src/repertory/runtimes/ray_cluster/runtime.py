@@ -46,6 +46,7 @@ from repertory.trajectories import TrajectorySpec
 _POLL_SECONDS = 0.1
 _NEWS_SECONDS = 1.0  # a seat that has no news says so after so long
 _START_SECONDS = 600.0  # for a role to be placed and to give its first sign of life
+_PLACE_SECONDS = 30.0  # for a role to be placed once others have ended
 _SERVER = "parameter server"
 
 
@@ -78,6 +79,11 @@ class _Role:
     def learns(self) -> bool:
         """Whether it is a learner: one that sums with others, or could."""
         return any(isinstance(end, Member) for end in ends_in(self.arguments))
+
+    @property
+    def shares(self) -> bool:
+        """Whether it is a worker of A3C, any of which can tell the shared state."""
+        return any(isinstance(end, ModelWorker) for end in ends_in(self.arguments))
 
 
 class _Queue:
@@ -249,7 +255,7 @@ class RayRuntime:
                 self._read_news(on_record)
                 self._look_for_the_lost(on_record)
                 self._aborted |= self._stop.over()
-                if self._stop.over(GRACE_SECONDS / 2):
+                if self._stop.over(GRACE_SECONDS):
                     break
                 if self._failure is not None:
                     raise self._failure
@@ -277,7 +283,7 @@ class RayRuntime:
         """End every role, by force after a few seconds, and leave the cluster."""
         if self._begun:
             self._begun = False
-            spent = GRACE_SECONDS / 2 if self._aborted else 0.0
+            spent = GRACE_SECONDS if self._aborted else 0.0
             self._aborted = True
             self._pass_on()
             for role in self._roles:
@@ -499,9 +505,10 @@ class RayRuntime:
                     self._failure = self._failure or RoleFailed(_SERVER, _line(error), str(error))
 
     def _is_over_for(self, role: _Role) -> bool:
-        """Whether it need not begin any more: a stop was asked for, or learners have ended."""
-        ended = [r for r in self._roles if r.learns and self.results.get(r.name) is not None]
-        return self._stop.asked or (bool(ended) and not role.learns)
+        """Whether it need not begin any more: those whose state counts have ended."""
+        ends = {r.name: r.learns or r.shares for r in self._roles}
+        ended = any(ends[name] and state is not None for name, state in self.results.items())
+        return ended and not role.learns and role.silent_seconds > _PLACE_SECONDS
 
     def _bring_parameters_home(self) -> None:
         """Copy what workers have made of shared parameters into the model they began with."""

@@ -75,7 +75,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         words = item.name.rpartition("[")[2].rstrip("]").split("-")
         if item.path.parent == Path(__file__).parent and "ray" in words:
             item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.nightly)
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(180))
+            # Each starts processes for as many variants; the shared model there is one class.
+            if item.name.startswith(("test_statistics_are", "test_b35_lock_free")):
+                item.add_marker(pytest.mark.nightly)
 
 
 def _fresh(make: Callable[[], Runtime]) -> Iterator[Runtime]:

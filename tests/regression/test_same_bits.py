@@ -118,7 +118,8 @@ def test_impala_with_the_fixed_schedule(
 
 
 @pytest.mark.ray
-@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (the extra `ray`)")
 @pytest.mark.parametrize(
     "config",
@@ -136,7 +137,8 @@ def test_a_cluster_gives_the_same_bits(config: RunConfig, tmp_path: Path) -> Non
 
 
 @pytest.mark.ray
-@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (the extra `ray`)")
 def test_a3c_with_one_worker_is_a2c_on_a_cluster_too(tmp_path: Path) -> None:
     a2c, lines = run(A2CConfig(**MEMORY), tmp_path / "a2c", "inline")

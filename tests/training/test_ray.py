@@ -32,7 +32,8 @@ from tests.ray_clusters import HAS_RAY, shared_address
 
 on_ray = [
     pytest.mark.ray,
-    pytest.mark.nightly,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
     pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (the extra `ray`)"),
 ]
 SMALL: dict[str, Any] = {

@@ -306,7 +306,7 @@ def evaluation_line(record: Mapping[str, Any]) -> str:
 def closing_lines(end: Mapping[str, Any], start: Mapping[str, Any]) -> str:
     """How a run ended, where it lies, and what to type next."""
     run_dir, episodes = start["run_dir"], end.get("episodes", 0)
-    lines = [f"the run lies in {run_dir}", f"to evaluate it: repertory eval {shlex.quote(run_dir)}"]
+    lines = [f"run folder: {run_dir}", f"to evaluate it: repertory eval {shlex.quote(run_dir)}"]
     if not episodes:
         ended = f"no episode was finished, after {end['env_steps']:,} env steps"
     else:

@@ -129,7 +129,7 @@ def test_the_last_lines_say_what_came_out_and_what_to_type(live: bool) -> None:
         "mean return 18.2 over the last 100 of 250 episodes, after 10,000 env steps "
         "(40,000 frames) in 2 s (total_steps)\n"
     ) in shown
-    assert "the run lies in runs/a run\n" in shown
+    assert "run folder: runs/a run\n" in shown
     assert "to evaluate it: repertory eval 'runs/a run'\n" in shown
 
 
@@ -137,7 +137,7 @@ def test_a_run_that_ended_before_its_first_record_still_says_where_it_lies() -> 
     end = {"kind": "end", "reason": "interrupted", "env_steps": 0, "episode_return_mean": None}
     assert closing_lines(end, START).splitlines()[:2] == [
         "no episode was finished, after 0 env steps (interrupted)",
-        "the run lies in runs/a run",
+        "run folder: runs/a run",
     ]
 
 

@@ -17,7 +17,9 @@ _HELP = """usage: repertory resume RUN [--SETTING VALUE ...]
 
 Go on with a run, in its own folder, from its newest checkpoint that can be read. Parameters,
 optimiser, env steps, schedules and curves go on; games begin anew. Settings may be changed by the
-flags of `repertory train`, except for those that a model or a curve is made of.
+flags of `repertory train`, except the environment's (env, env-kwargs, protocol, image-layout,
+max-episode-steps), the model's (network, hidden-sizes, core, core-size, last-inputs,
+standardize-images), seed and optimizer.
 
   repertory resume runs/CartPole-v1__a2c__1__...
   repertory resume runs/CartPole-v1__a2c__1__... --total-steps 2e6 --num-envs 16

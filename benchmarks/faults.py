@@ -78,8 +78,8 @@ class Case:
         env: Environment id.
         runtime: `processes`, `inline` or `ray`.
         fault: What was done.
-        outcome: `survived`, `recovered`, `refused` (before anything began, in one line), or
-            `failed`.
+        outcome: `survived`, `recovered`, `refused` (before anything was learned, with a line that
+            says why), or `failed`.
         exit_code: Of the run to which it was done.
         seconds_to_end: From the fault to the end of that run.
         lost_steps: Env steps between the last line of metrics and the checkpoint gone on from.
@@ -305,8 +305,8 @@ def play(case: Case, folder: Path, draw: random.Random) -> None:
     if process.poll() == 1 and case.fault in BEFORE_THE_START:
         said = (folder.parent / "stderr").read_text().splitlines()
         case.exit_code, case.message = 1, " | ".join(said[-3:])
-        one_line = len(said) == 1 and said[0].startswith("repertory: ")
-        case.outcome = "refused" if one_line else "failed"
+        # A role's traceback may stand above; the last line has to be ours.
+        case.outcome = "refused" if said[-1].startswith("repertory: ") else "failed"
         case.leftovers = sorted(shared_files() - shared_before)
         return
     roles = run.children(recursive=True)

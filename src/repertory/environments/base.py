@@ -27,6 +27,12 @@ class EnvironmentFailure(RuntimeError):
     """An environment raised, or broke its own declaration; the message names which and when."""
 
 
+class EnvironmentLost(EnvironmentFailure):
+    """A process of the environment has ended: nothing is wrong with whoever played it."""
+
+    loses_role = True  # see `runtimes.base.is_loss`
+
+
 class EnvironmentRefused(ValueError):
     """An environment cannot be used here; one line says why and what would do."""
 

@@ -27,6 +27,7 @@ from repertory.environments import atari
 from repertory.environments.base import (
     EnvironmentConfig,
     EnvironmentFailure,
+    EnvironmentLost,
     EnvironmentRefused,
     EnvironmentSpec,
     EpisodeStatistics,
@@ -284,7 +285,7 @@ class GymnasiumVector:
         try:
             yield
         except (EOFError, ConnectionError) as error:
-            raise EnvironmentFailure(
+            raise EnvironmentLost(
                 f"environment {self.spec.name}, {self._end_processes()}"
             ) from error
         except KeyboardInterrupt:

@@ -39,6 +39,11 @@ class RoleFailed(RuntimeError):
         """What other roles returned all the same, by name."""
 
 
+def is_loss(error: BaseException) -> bool:
+    """Whether a role that raised this was lost, as one that is killed, and may be replaced."""
+    return bool(getattr(error, "loses_role", False))
+
+
 class TrajectoryWriter(Protocol):
     """An actor's end of a trajectory queue."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from repertory.metrics import Record
-from repertory.runtimes.base import Role
+from repertory.runtimes.base import Role, is_loss
 from repertory.runtimes.shared_memory import Channel, Endpoint, shared_zeros
 from repertory.spawning import begin_child
 
@@ -167,7 +167,7 @@ def run_role(
         context.send("result", result)
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
+        state = None if context.last_state is None else dict(context.last_state())
         with contextlib.suppress(OSError):
-            if context.last_state is not None:
-                context.send("result", dict(context.last_state()))
-            context.send("error", (reason, traceback.format_exc()))
+            kind = "lost" if is_loss(error) else "error"
+            context.send(kind, (reason, traceback.format_exc(), state))

@@ -278,7 +278,7 @@ class ProcessRuntime:
                 try:
                     kind, content = pickle.loads(message)
                 except Exception as error:  # of a class that only the role can import, say
-                    kind, content = "error", (f"unreadable message: {error}", "")
+                    kind, content = "error", (f"unreadable message: {error}", "", None)
                 self._inbox.put((index, starts, kind, content))
         self._inbox.put((index, starts, "ended", None))
 
@@ -300,6 +300,8 @@ class ProcessRuntime:
                 index, _, kind, content = self._inbox.get_nowait()
                 if kind == "result":
                     self.results[self._names[index]] = content
+                elif kind in ("error", "lost") and content[2] is not None:
+                    self.results[self._names[index]] = content[2]
 
     def _handle(
         self, child: _Child, kind: str, content: Any, on_record: Callable[[str, Record], None]
@@ -308,8 +310,13 @@ class ProcessRuntime:
             on_record(child.name, content)
         elif kind == "result":
             self.results[child.name] = content
-        elif kind == "error":
-            self._fail(child, *content)
+        elif kind == "lost" and child.replaceable:
+            child.reason = content[0]
+        elif kind in ("error", "lost"):
+            reason, trace, state = content
+            if state is not None:
+                self.results[child.name] = state
+            self._fail(child, reason, trace)
         elif not child.ended:
             child.ended = True
             child.process.join(GRACE_SECONDS)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from repertory import checkpoints
 from repertory.metrics import Record
+from repertory.runtimes.base import is_loss
 from repertory.runtimes.ray_cluster.wire import Bytes, receive, send
 from repertory.spawning import leave_signals_to_the_parent
 
@@ -181,10 +182,10 @@ def run_role(descriptor: int) -> None:
         line.send("result", pickle.dumps(role(context, *arguments)))
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
+        state = None if context.last_state is None else dict(context.last_state())
         with contextlib.suppress(OSError):
-            if context.last_state is not None:
-                line.send("result", pickle.dumps(dict(context.last_state())))
-            line.send("error", pickle.dumps((reason, traceback.format_exc())))
+            kind = "lost" if is_loss(error) else "error"
+            line.send(kind, pickle.dumps((reason, traceback.format_exc(), state)))
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ class _Role:
         coming: The call to the seat that is under way.
         answered: Whether this seat has ever answered.
         silent_seconds: Since it last did; counted a look at a time, and a look counts little.
+        reason: Why it is about to end, where it has said so itself.
     """
 
     name: str
@@ -73,6 +74,7 @@ class _Role:
     starts: int = 0
     answered: bool = False
     silent_seconds: float = 0.0
+    reason: str | None = None
     ended: bool = False
 
     @property
@@ -422,19 +424,24 @@ class RayRuntime:
         if kind == "ended":
             role.ended = True
             if role.name not in self.results and self._failure is None:
-                self._lose(role, content, on_record)
+                self._lose(role, role.reason or content, on_record)
             return
         try:
             said = pickle.loads(content)
         except Exception as error:  # of a class that only the role can import, say
-            kind, said = "error", (f"unreadable message: {error}", "")
+            kind, said = "error", (f"unreadable message: {error}", "", None)
         if kind == "record":
             if on_record is not None:
                 on_record(role.name, said)
         elif kind == "result":
             self.results[role.name] = said
+        elif kind == "lost" and role.replaceable:
+            role.reason = said[0]
         else:
-            self._fail(role, *said)
+            reason, trace, state = said
+            if state is not None:
+                self.results[role.name] = state
+            self._fail(role, reason, trace)
 
     def _lose(
         self,
@@ -470,7 +477,7 @@ class RayRuntime:
             f"{self._max_restarts} replacements)"
         )
         on_record(role.name, {"kind": "event", "event": "replaced", "message": message})
-        role.ended = False
+        role.ended, role.reason = False, None
         role.starts += 1
         if seat:
             ray.kill(role.seat)  # one that is only cut off must not go on beside its successor

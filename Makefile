@@ -8,8 +8,10 @@ ENV = ALE/Pong-v5
 ALGORITHM ?= batched_a2c
 MINUTES ?= 30
 SEED ?= 1
-# Atari games, batched: one learner a core, up to the four actors that the presets have.
+# Atari games, batched: one learner a core, up to four, and an actor each; 16 columns in all.
 LEARNERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores : 4)))
+ARRANGEMENT = --num-learners $(LEARNERS) --num-actors $(LEARNERS) \
+	--num-envs $(shell echo $$((16 / $(LEARNERS))))
 # Further flags for `repertory train`, as on its command line.
 FLAGS ?=
 
@@ -52,7 +54,7 @@ train: $(TRAINING_READY)
 	@$(VENV)/bin/repertory train $(ALGORITHM) --env $(ENV) --seed $(SEED) \
 		$(if $(PROTOCOL),--protocol $(PROTOCOL)) \
 		$(if $(STOP_AT_RETURN),--stop-at-return $(STOP_AT_RETURN)) \
-		$(if $(filter batched_a2c-ALE/%,$(ALGORITHM)-$(ENV)),--num-learners $(LEARNERS)) \
+		$(if $(filter batched_a2c-ALE/%,$(ALGORITHM)-$(ENV)),$(ARRANGEMENT)) \
 		--max-minutes $(MINUTES) $(FLAGS)
 
 test: $(TESTS_READY)

@@ -119,4 +119,4 @@ def test_example_of_the_readme_runs(installation: Path, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(shortened + "    assert action in (0, 1)\n")
     run([str(installation / "python"), str(script)], tmp_path)
-    assert (tmp_path / "runs" / "cart-pole" / "config.yaml").is_file()
+    assert len(list((tmp_path / "runs").glob("CartPole-v1__a2c__1__*/config.yaml"))) == 1

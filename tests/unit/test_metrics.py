@@ -133,7 +133,7 @@ def test_a_file_is_continued_and_not_replaced(tmp_path: Path) -> None:
 def test_tensorboard_has_the_names_users_know_over_env_steps(tmp_path: Path) -> None:
     sink = TensorBoardSink(tmp_path)
     sink.write({"kind": "event", "event": "start"})
-    sink.write(progress(1000, queue={"length": 3.0}))
+    sink.write(progress(1000, replay_age=3.0))
     sink.write(progress(2000, episode_return_mean=None, policy_loss=0.5))
     sink.write({"kind": "eval", "env_steps": 2000, "episode_return_mean": 7.0, "episodes": 20})
     sink.close()
@@ -147,7 +147,7 @@ def test_tensorboard_has_the_names_users_know_over_env_steps(tmp_path: Path) -> 
     assert found["losses/entropy"][0] == (1000, 1.5)
     assert found["lag/mean"][0] == (1000, 0.5)
     assert found["lag/max"][0] == (1000, 2.0)
-    assert found["queue/length"] == [(1000, 3.0)]
+    assert found["replay/age"] == [(1000, 3.0)]
     assert found["time/environment"][0] == (1000, 1.0)
     assert found["eval/episodic_return"] == [(2000, 7.0)]
 

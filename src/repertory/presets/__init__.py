@@ -275,7 +275,7 @@ PRESETS: tuple[Preset, ...] = (
         "lunarlander", "batched_a2c", _LUNAR_LANDER_IDS, _several_actors(_LUNAR_LANDER, 2, 4), _ZOO
     ),
     Preset("minatar", "batched_a2c", _MINATAR_IDS, _several_actors(_MINATAR, 4, 4), _YOUNG_TIAN),
-    Preset("pong", "batched_a2c", _PONG_IDS, _several_actors(_FAST, 2, 8), _MEASURED),
+    Preset("pong", "batched_a2c", _PONG_IDS, _several_actors(_FAST, 4, 4), _MEASURED),
     Preset("atari", "batched_a2c", _ATARI_IDS, _several_actors(_ATARI, 4, 4), _OPENAI_A2C),
     Preset("cartpole", "a3c", _CARTPOLE_IDS, _workers(_CARTPOLE, 2, 4), _ZOO),
     Preset("lunarlander", "a3c", _LUNAR_LANDER_IDS, _workers(_LUNAR_LANDER, 2, 4), _ZOO),

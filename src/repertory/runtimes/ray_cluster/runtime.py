@@ -13,7 +13,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from repertory.runtimes.ray_cluster.ends import (
     StoreWriter,
     ends_in,
 )
+from repertory.runtimes.ray_cluster.roles import RoleRecord
 from repertory.runtimes.ray_cluster.seats import Seat, Seating
 from repertory.runtimes.ray_cluster.servers import ModelServer
 from repertory.runtimes.stops import GRACE_SECONDS, LATE, Stop
@@ -48,44 +49,6 @@ _NEWS_SECONDS = 1.0  # a seat that has no news says so after so long
 _START_SECONDS = 600.0  # for a role to be placed and to give its first sign of life
 _PLACE_SECONDS = 30.0  # for a role to be placed once others have ended
 _SERVER = "parameter server"
-
-
-@dataclass
-class _Role:
-    """What the parent knows of a role.
-
-    Attributes:
-        seat: Its actor; another one once the first is lost.
-        coming: The call to the seat that is under way.
-        answered: Whether this seat has ever answered.
-        silent_seconds: Since it last did; counted a look at a time, and a look counts little.
-        reason: Why it is about to end, where it has said so itself.
-    """
-
-    name: str
-    role: Role
-    arguments: tuple[Any, ...]
-    threads: int
-    replaceable: bool
-    keeps: dict[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
-    seat: Any = None
-    coming: Any = None
-    generation: int = 0
-    starts: int = 0
-    answered: bool = False
-    silent_seconds: float = 0.0
-    reason: str | None = None
-    ended: bool = False
-
-    @property
-    def learns(self) -> bool:
-        """Whether it is a learner: one that sums with others, or could."""
-        return any(isinstance(end, Member) for end in ends_in(self.arguments))
-
-    @property
-    def shares(self) -> bool:
-        """Whether it is a worker of A3C, any of which can tell the shared state."""
-        return any(isinstance(end, ModelWorker) for end in ends_in(self.arguments))
 
 
 class _Queue:
@@ -186,7 +149,7 @@ class RayRuntime:
         self._learner_cpus = learner_cpus
         self._learner_gpus = learner_gpus
         self._files: Any = files
-        self._roles: list[_Role] = []
+        self._roles: list[RoleRecord] = []
         self._models: list[_Model] = []
         self._numbers = itertools.count()
         self._places: dict[str, tuple[str, tuple[Any, ...]]] = {}
@@ -241,7 +204,7 @@ class RayRuntime:
         replaceable: bool = False,
     ) -> None:
         """See `Runtime`. The role is placed when `supervise` is called."""
-        started = _Role(name, role, arguments, threads, replaceable)
+        started = RoleRecord(name, role, arguments, threads, replaceable)
         for end in ends_in(arguments):
             # Whoever reads a queue keeps it; for the others it is the first to come.
             if not isinstance(end, (QueueWriter, StoreReader)) and end.key in self._places:
@@ -331,11 +294,11 @@ class RayRuntime:
         for role in in_order:
             self._launch(role)
 
-    def _cpus(self, role: _Role) -> float:
+    def _cpus(self, role: RoleRecord) -> float:
         learner_cpus = role.threads if self._learner_cpus is None else self._learner_cpus
         return self._connection.cpus(learner_cpus if role.learns else self._actor_cpus)
 
-    def _seat(self, role: _Role) -> None:
+    def _seat(self, role: RoleRecord) -> None:
         """Ask Ray for an actor."""
         role.answered, role.silent_seconds = False, 0.0
         role.seat = (
@@ -348,7 +311,7 @@ class RayRuntime:
             .remote()
         )
 
-    def _launch(self, role: _Role) -> None:
+    def _launch(self, role: RoleRecord) -> None:
         """Have the role's process started."""
         role.coming = role.seat.launch.remote(
             Seating(
@@ -370,7 +333,7 @@ class RayRuntime:
         )
         role.seat.tell.remote(*self._told)
 
-    def _variables(self, role: _Role) -> dict[str, str | None]:
+    def _variables(self, role: RoleRecord) -> dict[str, str | None]:
         """Environment variables of a role's process that are not as Ray would have them."""
         # Ray sets the first to what it takes a role's CPUs to be, and hides no GPU from whoever
         # was given none.
@@ -416,7 +379,7 @@ class RayRuntime:
 
     def _handle(
         self,
-        role: _Role,
+        role: RoleRecord,
         kind: str,
         content: Any,
         on_record: Callable[[str, Record], None] | None,
@@ -445,7 +408,7 @@ class RayRuntime:
 
     def _lose(
         self,
-        role: _Role,
+        role: RoleRecord,
         reason: str,
         on_record: Callable[[str, Record], None] | None,
         *,
@@ -511,7 +474,7 @@ class RayRuntime:
                 except RayError as error:
                     self._failure = self._failure or RoleFailed(_SERVER, _line(error), str(error))
 
-    def _is_over_for(self, role: _Role) -> bool:
+    def _is_over_for(self, role: RoleRecord) -> bool:
         """Whether it need not begin any more: those whose state counts have ended."""
         ends = {r.name: r.learns or r.shares for r in self._roles}
         ended = any(ends[name] and state is not None for name, state in self.results.items())
@@ -532,7 +495,7 @@ class RayRuntime:
         for actor in (*seats, *(model.server for model in self._models if model.server)):
             ray.kill(actor)
 
-    def _fail(self, role: _Role, reason: str, trace: str = "") -> None:
+    def _fail(self, role: RoleRecord, reason: str, trace: str = "") -> None:
         if self._failure is None:
             self._failure = RoleFailed(role.name, reason, trace)
 

@@ -33,14 +33,14 @@ class Leftovers:
             descriptors=process.num_fds(),
         )
 
-    def check(self, within_seconds: float = 5.0, *, descriptors: bool = True) -> None:
+    def check(self, within_seconds: float = 20.0, *, descriptors: bool = True) -> None:
         """Fail unless everything that came since has gone again.
 
         The first spawn of a process starts multiprocessing's resource tracker, which stays by
         design: it is one process and one descriptor.
 
         Args:
-            within_seconds: How long to wait for it.
+            within_seconds: How long to wait for it; other tests may run beside this one.
             descriptors: Count file descriptors too; shared memory that a test still holds has some.
         """
         deadline = time.monotonic() + within_seconds

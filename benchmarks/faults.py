@@ -338,7 +338,8 @@ def play(case: Case, folder: Path, draw: random.Random) -> None:
         case.outcome = "recovered"
         if not nothing_left:
             case.lost_steps = max(0, told - went_on_from(folder))
-    deadline = time.monotonic() + 5.0
+    # Ray's own daemons outlive a killed driver for a while.
+    deadline = time.monotonic() + (60.0 if case.runtime == "ray" else 5.0)
     while left := leftovers(roles, shared_before):
         if time.monotonic() > deadline:
             break

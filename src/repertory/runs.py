@@ -209,10 +209,10 @@ class Run:
         try:
             ALGORITHMS[self._algorithm].train(self._config, self._spec, self._runtime)
             results = self._runtime.supervise(self._on_record)
-        except OSError as error:
-            if error.errno == errno.EMFILE:  # pipes to a role, say
-                raise RoleFailed("the start of roles", f"{error}") from error
-            raise
+        except (OSError, RuntimeError) as error:
+            if (reason := _what_is_lacking(error)) is None:
+                raise
+            raise RoleFailed("the start of roles", reason) from error
         finally:
             self._runtime.close()
         self._take_line(self._progress.flush())
@@ -360,6 +360,15 @@ class Run:
         needed = [*self._evaluator.waiting, *filter(None, [self._scheduled])]
         checkpoints.prune(self._folder.checkpoints, self._config.keep_checkpoints, needed)
         return path
+
+
+def _what_is_lacking(error: OSError | RuntimeError) -> str | None:
+    """In words, where the system gives roles no more of something; None for other errors."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:  # pipes to a role, say
+        return str(error)
+    if not isinstance(error, RoleFailed) and "shared memory" in str(error):
+        return f"{error}; give the system more shared memory (a container: --shm-size)"
+    return None
 
 
 def _newest_state(results: Mapping[str, Any]) -> Mapping[str, Any] | None:

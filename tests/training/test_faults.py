@@ -40,6 +40,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+CAN_MOUNT = (
+    sys.platform == "linux"
+    and not subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode
+)
+
+
 def records(run_dir: Path) -> list[Record]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
@@ -233,6 +239,28 @@ def test_b77_a_limit_that_is_too_low_is_named(tmp_path: Path) -> None:
         _, errors = run.communicate(timeout=50)
     assert run.returncode == 1
     assert "ulimit -n" in errors.splitlines()[-1], errors
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="nothing can be mounted here")
+def test_a_shared_memory_that_is_too_small_is_named(tmp_path: Path) -> None:
+    """Containers have 64 MB of it unless told otherwise; here it is 64 kB."""
+    words = "train impala --env CartPole-v1 --num-actors 2 --unroll-length 500 --hidden-sizes 64"
+    process = subprocess.run(
+        [
+            *("unshare", "--mount", "sh", "-c"),
+            'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" "$@"',
+            *(sys.executable, "-m", "repertory", *words.split()),
+            *("--total-steps", "1000", "--run-dir", str(tmp_path / "run")),
+        ],
+        env=with_path(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert process.returncode == 1
+    (line,) = process.stderr.splitlines()
+    assert "the start of roles failed: unable to allocate shared memory" in line
+    assert "--shm-size" in line
 
 
 def test_b92_a_kill_during_a_save_leaves_the_newest_whole_checkpoint(tmp_path: Path) -> None:

@@ -248,6 +248,8 @@ def main() -> None:
             before = {child.pid for child in psutil.Process().children(recursive=True)}
             try:
                 play(case, Path(folder) / "run", draw)
+            except subprocess.TimeoutExpired as error:  # its words name places on this machine
+                case.message = f"{error.cmd[3]} had not ended after {error.timeout:g} s"
             except Exception as error:
                 case.message = f"{type(error).__name__}: {error}"
             for child in psutil.Process().children(recursive=True):

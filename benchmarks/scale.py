@@ -247,7 +247,8 @@ def read_all(context: RoleContext, model: nn.Module, reader: ParameterReader) ->
     version = reader.refresh(model)
     while version is not None:
         version = reader.refresh(model, version + 1)
-        context.report({"kind": "read", "version": version, "time": time.monotonic()})
+        if version is not None:
+            context.report({"kind": "read", "version": version, "time": time.monotonic()})
 
 
 if __name__ == "__main__":

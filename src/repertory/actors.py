@@ -19,7 +19,7 @@ from repertory import environments
 from repertory.config import NotFinite, RunConfig
 from repertory.environments.base import EnvironmentSpec, VectorEnvironment
 from repertory.metrics import Record
-from repertory.models.base import Model, remember
+from repertory.models.base import Model, Remembers, remember
 from repertory.progress import Stopwatch
 from repertory.runtimes.base import RoleContext
 from repertory.seeds import Stream, generator_for, seed_for, seed_global_generators
@@ -60,6 +60,7 @@ class Actor:
         self._model: Model = model  # type: ignore[assignment]
         self._generator = generator
         self._stopwatch = stopwatch
+        self._remembers = isinstance(model, Remembers)  # asked once: it is no cheap question
         self._device = next(model.parameters()).device
         self._reported = time.monotonic()
         self._trajectory = spec.allocate()
@@ -175,12 +176,11 @@ class Actor:
         trajectory.episode_returns[row].copy_(torch.from_numpy(tick.episode_returns))
         trajectory.episode_lengths[row].copy_(torch.from_numpy(tick.episode_lengths))
         self._look_at_numbers(trajectory, row)
-        self._core_state = remember(
-            self._model,
-            self._core_state,
-            trajectory.actions[row].to(self._device),
-            trajectory.rewards[row].to(self._device),
-        )
+        if self._remembers:
+            actions, rewards = (part[row] for part in (trajectory.actions, trajectory.rewards))
+            self._core_state = remember(
+                self._model, self._core_state, actions.to(self._device), rewards.to(self._device)
+            )
         # The observation after a tick that merely reset is the first of an episode.
         self._resets = ~trajectory.valid[row]
 
@@ -190,8 +190,10 @@ class Actor:
         bad = self._not_finite_in("reward", trajectory.rewards[row], row)
         if bad is None and arrived.is_floating_point():
             bad = self._not_finite_in("observation", arrived, row)
-        if bad is not None and self._not_finite == "stop":
-            raise FloatingPointError(bad)
+        if self._not_finite == "stop":
+            if bad is not None:
+                raise FloatingPointError(bad)
+            return
         if bad is None and not self._made_up.any():
             return
         of_rewards, of_observations = _not_finite(trajectory.rewards[row]), _not_finite(arrived)

@@ -207,18 +207,22 @@ class Run:
     def _leg(self) -> Mapping[str, Any]:
         """Have roles run until they end by themselves; the newest state that they return."""
         try:
-            ALGORITHMS[self._algorithm].train(self._config, self._spec, self._runtime)
+            self._start_roles()
             results = self._runtime.supervise(self._on_record)
-        except (OSError, RuntimeError) as error:
-            if (reason := _what_is_lacking(error)) is None:
-                raise
-            raise RoleFailed("the start of roles", reason) from error
         finally:
             self._runtime.close()
         self._take_line(self._progress.flush())
         state = _newest_state(results)
         assert state is not None, "a role that learns returns its state"
         return state
+
+    def _start_roles(self) -> None:
+        try:
+            ALGORITHMS[self._algorithm].train(self._config, self._spec, self._runtime)
+        except (OSError, RuntimeError) as error:
+            if (reason := _what_is_lacking(error)) is None:
+                raise
+            raise RoleFailed("the start of roles", reason) from error
 
     def _on_record(self, role: str, record: Record) -> None:
         """Take a role's record: windows become lines, seconds are added up, states are saved."""
@@ -366,7 +370,7 @@ def _what_is_lacking(error: OSError | RuntimeError) -> str | None:
     """In words, where the system gives roles no more of something; None for other errors."""
     if isinstance(error, OSError) and error.errno == errno.EMFILE:  # pipes to a role, say
         return str(error)
-    if not isinstance(error, RoleFailed) and "shared memory" in str(error):
+    if "shared memory" in str(error):  # torch has no class of its own for it
         return f"{error}; give the system more shared memory (a container: --shm-size)"
     return None
 

@@ -52,8 +52,6 @@ class Stop:
         """
         if any(result is not None for result in results.values()):
             return None
-        # An actor is late because somebody else was.
-        self.missing.sort(key=lambda failed: failed.role.startswith("actor"))
         return self.missing[0] if self.missing else None
 
     def over(self, more_seconds: float = 0.0) -> bool:

@@ -100,12 +100,14 @@ class Case:
 
 
 def roles_of(run: psutil.Process) -> list[psutil.Process]:
-    """The processes of a run's roles; not multiprocessing's own helper, and none of Ray's."""
+    """The processes of a run's roles; not multiprocessing's own helpers, and none of Ray's."""
     found = []
     for child in run.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             line = " ".join(child.cmdline())
-            if "spawn_main" in line or "ray_cluster.lines" in line:
+            # A role is a fork of the server that makes roles, which is a child of the run itself.
+            made_by_server = "multiprocessing.forkserver" in line and child.ppid() != run.pid
+            if made_by_server or "spawn_main" in line or "ray_cluster.lines" in line:
                 found.append(child)
     return found
 

@@ -95,7 +95,7 @@ class RunConfig:
     num_envs: int = 8
     """Environment columns per actor."""
     runtime: Literal["inline", "processes", "ray"] = "processes"
-    """Where roles run: one deterministic process, a spawned process each, or a Ray cluster."""
+    """Where roles run: one deterministic process, a process each, or a Ray cluster."""
     address: str = "local"
     """Ray cluster: `local` makes one for the run, `auto` is this machine's, else `HOST:PORT`."""
     actor_cpus: float = 1.0

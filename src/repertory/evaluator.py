@@ -25,7 +25,7 @@ from repertory.agent import Agent
 from repertory.config import RunConfig
 from repertory.evaluation import evaluate
 from repertory.metrics import Record
-from repertory.spawning import begin_child, deaf_to_signals
+from repertory.spawning import start_child
 
 Env = str | Callable[..., Any]
 
@@ -115,13 +115,8 @@ class Evaluator:
         self._process = self._pipe = None
 
     def _start(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(
-            target=_serve, args=(theirs, self._episodes, self._env), name="evaluator"
-        )
-        with deaf_to_signals():
-            self._process.start()
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._process = start_child("evaluator", _serve, theirs, self._episodes, self._env)
         theirs.close()
 
     def _receive(self, pipe: Connection, of: int) -> None:
@@ -136,7 +131,6 @@ class Evaluator:
 
 def _serve(pipe: Connection, episodes: int, env: Env | None) -> None:
     """The process: checkpoints in, records out, until the other end is closed."""
-    begin_child()
     torch.set_num_threads(1)
     while True:
         try:

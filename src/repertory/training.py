@@ -223,7 +223,7 @@ def _refuse_what_roles_could_not_use(config: RunConfig, spec: EnvironmentSpec) -
 
 
 def _refuse_a_script_without_guard() -> None:
-    """A spawned role imports the script that started it; unguarded, it would train all over."""
+    """A role imports the script that started it; unguarded, it would train all over."""
     if getattr(multiprocessing.process.current_process(), "_inheriting", False):
         raise SystemExit(
             "repertory: this script trains when it is imported, as each new process does; put the "

@@ -339,7 +339,7 @@ def test_b92_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are forked as POSIX has them")
 def test_b83_no_role_is_forked(tmp_path: Path) -> None:
-    """CUDA and thread pools do not survive a fork; every role is a new interpreter.
+    """CUDA and thread pools do not survive a fork; no role is one of this process.
 
     Source: neumovelab/myoassist#36; opendilab/DI-engine#816; ShangtongZhang/DeepRL#82.
     """

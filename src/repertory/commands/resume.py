@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from repertory.commands.arguments import changed_settings
-from repertory.config import ConfigError
+from repertory.spawning import prepare_to_start_children
 
 _HELP = """usage: repertory resume RUN [--SETTING VALUE ...]
 
@@ -39,6 +38,8 @@ def run(arguments: Sequence[str]) -> int:
         ConfigError: Wrong use.
         CheckpointError: There is no checkpoint that can be read.
     """
+    from repertory.config import ConfigError
+
     words = list(arguments)
     if not words or {"-h", "--help"} & set(words):
         sys.stdout.write(_HELP)
@@ -49,7 +50,10 @@ def run(arguments: Sequence[str]) -> int:
     if not run_dir.is_dir():
         raise ConfigError(f"there is no run folder {run_dir}")
 
-    # Imported late, so that wrong use is answered without waiting for all that trains.
+    # Imported late, so that wrong use is answered without waiting for all that trains; what is
+    # imported here is imported there at the same time.
+    prepare_to_start_children()
+    from repertory.commands.arguments import changed_settings
     from repertory.commands.train import signal_code
     from repertory.console import make_console
     from repertory.training import resume

@@ -9,12 +9,19 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from repertory.commands.arguments import TrainArguments, parse_train
-from repertory.config import ConfigError, RunConfig, to_yaml
+from repertory.spawning import prepare_to_start_children
+
+if TYPE_CHECKING:
+    from repertory.commands.arguments import TrainArguments
+    from repertory.config import RunConfig
 
 _SIGNALLED = {"interrupted": 130, "terminated": 143}
 """Exit codes of runs that a signal ended: 128 and the signal's number, as shells have it."""
+
+_STARTS_NO_CHILD = {"-h", "--help", "--print-config", "inline", "ray"}
+"""Words after which getting ready for processes would be for nothing."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -31,6 +38,11 @@ def run(arguments: Sequence[str]) -> int:
         ConfigError: Wrong use.
         EnvironmentRefused: The environment does not exist or cannot be used.
     """
+    # What is imported from here on is imported there at the same time.
+    if not _STARTS_NO_CHILD & set(arguments):
+        prepare_to_start_children()
+    from repertory.commands.arguments import parse_train
+
     parsed = parse_train(arguments)
     _check(parsed.configs[0])
     if parsed.print_config:
@@ -66,6 +78,7 @@ def signal_code(reason: str) -> int:
 
 def _check(config: RunConfig) -> None:
     """Refuse what only the file system or the environment can tell."""
+    from repertory.config import ConfigError
     from repertory.environments import describe
 
     if config.init_from is not None and not config.init_from.exists():
@@ -75,6 +88,8 @@ def _check(config: RunConfig) -> None:
 
 def _printed(parsed: TrainArguments) -> str:
     """What `--print-config` shows: YAML that `--config` takes, under a line on its origin."""
+    from repertory.config import to_yaml
+
     preset = parsed.preset
     origin = f"preset {preset.name}: {preset.source}" if preset else "no preset"
     return f"# {origin}\n{to_yaml(parsed.configs[0], parsed.algorithm)}"

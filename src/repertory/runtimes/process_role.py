@@ -1,7 +1,7 @@
 """A role's side of the `processes` runtime: its whole life in its own process, and its line out.
 
 What is here: what the parent and its roles share beside data, a role's context, and the function
-that a spawned process runs. What is not here: starting, watching and ending it (`processes`).
+that its process runs. What is not here: starting, watching and ending it (`processes`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 from repertory.metrics import Record
 from repertory.runtimes.base import Role, is_loss
 from repertory.runtimes.shared_memory import Channel, Endpoint, shared_zeros
-from repertory.spawning import begin_child
 
 POLL_SECONDS = 0.1  # how soon a waiting role sees that the run is over
 _MAX_ROLES = 1024
@@ -117,7 +116,7 @@ class Context:
             self.report({"kind": "state", "state": collect()})
 
     def send(self, kind: str, content: Any) -> None:
-        """Plain pickle: it copies tensors, where the spawning one would share them."""
+        """Plain pickle: it copies tensors, where that of multiprocessing would share them."""
         self._pipe.send_bytes(pickle.dumps((kind, content)))
 
     def wait_for(self, channels: list[Channel]) -> list[Channel]:
@@ -156,7 +155,6 @@ def run_role(
     starts: int,
 ) -> None:
     """A role's whole life, in its own process."""
-    begin_child()
     torch.set_num_threads(threads)
     context = Context(name, index, control, pipe, patience, starts)
     for argument in arguments:

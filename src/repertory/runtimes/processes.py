@@ -1,7 +1,7 @@
-"""Every role a spawned process of its own on this machine; data in shared memory.
+"""Every role a process of its own on this machine; data in shared memory.
 
-Processes are spawned, never forked: a fork of a process that has run torch inherits a thread pool
-that no longer runs. They are not daemonic, so that an environment may have processes of its own.
+Processes are never forks of this one (see `spawning`). They are not daemonic, so that an
+environment may have processes of its own.
 The parent reads each role's records through a pipe of that role's own, sees that it still gives
 signs of life, and ends all of them at the first failure. A role ends by itself when the parent
 dies.
@@ -35,7 +35,7 @@ from repertory.runtimes.shared_memory import (
     SharedStore,
 )
 from repertory.runtimes.stops import GRACE_SECONDS, LATE, NOT_BEGUN, Stop
-from repertory.spawning import deaf_to_signals, how_it_ended
+from repertory.spawning import how_it_ended, start_child
 from repertory.trajectories import TrajectorySpec
 
 _START_SECONDS = 600.0  # for a role to give its first sign of life; slow starts are no failure
@@ -169,26 +169,20 @@ class ProcessRuntime:
         starts: int = 0,
     ) -> _Child:
         """Start a role's process, and a thread that listens to it."""
-        spawn = multiprocessing.get_context("spawn")
-        ours, theirs = spawn.Pipe(duplex=False)
-        process = spawn.Process(
-            target=run_role,
-            args=(
-                name,
-                index,
-                role,
-                arguments,
-                self._control,
-                theirs,
-                threads,
-                self._patience,
-                starts,
-            ),
-            name=name,
-            daemon=False,
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = start_child(
+            name,
+            run_role,
+            name,
+            index,
+            role,
+            arguments,
+            self._control,
+            theirs,
+            threads,
+            self._patience,
+            starts,
         )
-        with deaf_to_signals():
-            process.start()
         theirs.close()
         reader = threading.Thread(target=self._listen, args=(index, starts, ours), daemon=True)
         beats = self._control.beats(index)
@@ -254,8 +248,7 @@ class ProcessRuntime:
             more = last_update if child.learns and self._failure is not None else 0.0
             child.process.join(max(0.0, deadline + more - time.monotonic()))
         for child in self._children:
-            if child.process.is_alive():
-                child.process.kill()
+            child.process.kill()  # it may be out of sight and alive
             child.process.join()
             child.reader.join(1.0)
             child.process.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import pickle
@@ -19,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from repertory import checkpoints
+from repertory import A2CConfig, Agent, checkpoints, evaluate, train
 from repertory.checkpoints import (
     FORMAT_VERSION,
     KEYS,
@@ -39,7 +40,7 @@ from repertory.checkpoints import (
     set_aside_after,
     spec_text,
 )
-from repertory.config import RunConfig, to_yaml
+from repertory.config import RunConfig, from_yaml, to_yaml
 from repertory.environments.base import EnvironmentSpec
 from repertory.models.networks import build_model
 from tests.programs import run_program
@@ -306,6 +307,23 @@ def test_no_code_travels_in_a_checkpoint(tmp_path: Path) -> None:
     }
     assert "STACK_GLOBAL" not in {operation.name for operation, _, _ in operations}
     assert load(path)["format_version"] == FORMAT_VERSION
+
+
+def test_b98_a_stored_checkpoint_of_each_format_plays_and_goes_on(tmp_path: Path) -> None:
+    """Files of earlier versions stay in use; those in `tests/data` are never written again.
+
+    Made by `repertory train a2c --env CartPole-v1 --preset none --optimizer adam --core lstm
+    --core-size 4 --hidden-sizes 4 --total-steps 400`. Source: DLR-RM/stable-baselines3 PR#1123.
+    """
+    stored = Path(__file__).parents[1] / "data" / f"checkpoint_format_{FORMAT_VERSION}.pt"
+    agent = Agent.load(stored)
+    assert agent.env_steps == 423
+    assert evaluate(agent, episodes=2).to_record()["episode_length_mean"] > 1
+    config = from_yaml(A2CConfig, load(stored)["config"])
+    result = train(
+        dataclasses.replace(config, resume_from=stored, total_steps=800, run_dir=tmp_path / "run")
+    )
+    assert result.env_steps >= 800
 
 
 def test_a_failed_write_leaves_the_file_of_before(

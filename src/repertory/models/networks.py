@@ -105,18 +105,15 @@ class ImageConvolution(nn.Conv2d):
         device_type = images.device.type
         autocast = torch.is_autocast_enabled(device_type)
         dtype = torch.get_autocast_dtype(device_type) if autocast else self.weight.dtype
-        kernel = self.weight if self.scale == 1.0 else self.weight * self.scale
-        images = images.to(dtype)
-        if not self.standardized:
-            return F.conv2d(images, kernel, self.bias, self.stride, self.padding)
-        mean, deviation = _moments(images, self.scale)
-        # A convolution is linear: standardising its output is the same as standardising the image,
-        # and touches a tenth of the numbers.
-        ones = images.new_ones((1, *images.shape[1:]))
-        of_ones = F.conv2d(ones, kernel, None, self.stride, self.padding)
-        outputs = F.conv2d(images, kernel, None, self.stride, self.padding)
-        assert self.bias is not None
-        return (outputs - mean * of_ones) / deviation + self.bias.view(-1, 1, 1)
+        if self.standardized:
+            # No gradient goes back to images, so that there is nothing to undo behind this.
+            images = images.to(torch.float32, copy=True)
+            mean, deviation = _moments(images, self.scale)
+            images.sub_(mean).div_(deviation)
+            kernel = self.weight
+        else:
+            kernel = self.weight if self.scale == 1.0 else self.weight * self.scale
+        return F.conv2d(images.to(dtype), kernel, self.bias, self.stride, self.padding)
 
 
 class Torso(nn.Module):
@@ -567,12 +564,15 @@ def _image_shape(
 
 
 def _moments(images: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Mean of each image [N, ...], and deviation times `scale`, both [N, 1, 1, 1]."""
-    flat = _flatten(images).float()  # a view, where images lie channels-last
+    """Mean and deviation of each image [N, ...] of float32, both [N, 1, 1, 1].
+
+    `scale` is that of the smallest variance.
+    """
+    flat = _flatten(images)  # a view, where images lie channels-last
     # Two sums; torch's own variance, which is made for harder cases, takes several times as long.
     mean = flat.mean(1)
-    variance = torch.linalg.vecdot(flat, flat) / flat.shape[1] - mean.square()
-    deviation = torch.sqrt(variance.clamp(min=0.0) * scale**2 + _SMALLEST_VARIANCE)
+    variance = torch.linalg.vector_norm(flat, dim=1).square() / flat.shape[1] - mean.square()
+    deviation = torch.sqrt(variance.clamp(min=0.0) + _SMALLEST_VARIANCE / scale**2)
     return mean.view(-1, 1, 1, 1), deviation.view(-1, 1, 1, 1)
 
 

@@ -18,6 +18,7 @@ from repertory.environments import EnvironmentConfig, describe, make_vector
 from repertory.models.base import ModelOutput
 from repertory.models.policies import Categorical
 from repertory.progress import Stopwatch, Window
+from repertory.targets import n_step
 from repertory.trajectories import CoreState, Trajectory
 from tests.alone import Line
 from tests.probes import Counter
@@ -100,6 +101,27 @@ def test_unrolls_join_without_losing_a_tick() -> None:
     assert torch.equal(observations, whole.observations[:-1])
     for left, right in pairwise(parts):
         assert torch.equal(left.observations[-1], right.observations[0])
+
+
+class PaysLast(Counter):
+    """Five env steps, of which the last pays 10."""
+
+    def __init__(self) -> None:
+        super().__init__(5)
+
+    def reward(self) -> float:
+        return 10.0 * (self.steps == 5)
+
+
+def test_b10_the_last_step_of_an_unroll_is_learned_from() -> None:
+    """Last step of each fragment thrown away. Source: ray-project/ray PR#36013, PR#34779."""
+    (unroll,) = play(PaysLast, unroll_length=5, unrolls=1)
+    assert unroll.valid.sum() == 5
+    assert unroll.rewards[:, 0].tolist() == [0, 0, 0, 0, 10]
+    discounts = 0.9 * (~unroll.terminated).float()
+    made = n_step(torch.full((6, 1), 3.0), unroll.rewards, discounts, unroll.valid)
+    assert made.values[-1].item() == 10.0
+    assert made.values[0].item() == pytest.approx(10 * 0.9**4)
 
 
 def test_the_core_state_is_reset_at_episode_starts_only() -> None:

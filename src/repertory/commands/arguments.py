@@ -258,6 +258,8 @@ def _read_flags(
     hints = typing.get_type_hints(type(defaults))
     groups: dict[str, list[Any]] = {"Sources": []}
     for name, (metavar, text) in _SOURCES.items():
+        if name == "preset":
+            text = f"{text} Known: {', '.join(presets.names(algorithm))}."
         field = _flag_field(name, metavar, text, None) if metavar else _switch(name, text)
         groups["Sources"].append(field)
     for name, doc in field_docs(type(defaults)).items():

@@ -47,6 +47,11 @@ def for_environment(algorithm: str, env: str) -> Preset | None:
     return next((p for p in PRESETS if p.algorithm == algorithm and p.matches(env)), None)
 
 
+def names(algorithm: str) -> list[str]:
+    """Names of the presets of `algorithm`."""
+    return [preset.name for preset in PRESETS if preset.algorithm == algorithm]
+
+
 def by_name(algorithm: str, name: str) -> Preset:
     """The preset of `algorithm` with that name.
 
@@ -55,7 +60,7 @@ def by_name(algorithm: str, name: str) -> Preset:
     """
     presets = {preset.name: preset for preset in PRESETS if preset.algorithm == algorithm}
     if name not in presets:
-        known = ", ".join(presets) or "none"
+        known = ", ".join(names(algorithm)) or "none"
         raise ConfigError(
             f"{algorithm} has no preset {name!r}{closest_hint(name, presets)} (known: {known})"
         )

@@ -24,7 +24,7 @@ from typing import Any
 from repertory.commands.arguments import parse_train
 from repertory.config import RunConfig, parse_yaml, to_dict
 from repertory.training import train
-from reports import RESULTS, origin
+from reports import RESULTS, elsewhere, origin
 
 _POINTS = 200
 _CURVE = ("env_steps", "wall_seconds", "episode_return_mean", "entropy", "explained_variance")
@@ -78,7 +78,7 @@ def from_folder(folder: Path, threshold: float | None) -> dict[str, Any]:
     last = records[-1]
     settings = parse_yaml((folder / "config.yaml").read_text()) | {"run_dir": None}
     made_by = {
-        "command": (folder / "command.txt").read_text().strip(),
+        "command": elsewhere((folder / "command.txt").read_text().strip()),
         "git": json.loads((folder / "meta.json").read_text())["git"],
     }
     reason = last["reason"] if last["kind"] == "end" else "cut short"

@@ -29,11 +29,19 @@ def origin(script: str) -> dict[str, Any]:
     """
     return {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", f"benchmarks/{Path(script).name}", *sys.argv[1:]]),
+        "command": elsewhere(
+            shlex.join(["python", f"benchmarks/{Path(script).name}", *sys.argv[1:]])
+        ),
         "git": git_state(),
         "machine": machine(),
         "versions": versions(),
     }
+
+
+def elsewhere(command: str) -> str:
+    """A command as it would be given anywhere: of absolute paths only the last part."""
+    words = shlex.split(command)
+    return shlex.join(Path(word).name if word.startswith("/") else word for word in words)
 
 
 def write(output: Path, content: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing.process
 import multiprocessing.util
 import signal
+import sys
 
 import repertory.algorithms.a2c
 import repertory.algorithms.a3c
@@ -18,14 +19,16 @@ import repertory.algorithms.batched_a2c
 import repertory.algorithms.impala
 import repertory.evaluator
 import repertory.runtimes.process_role  # noqa: F401
-from repertory.spawning import PARENTS_SIGNALS, ServedChild
+from repertory import spawning
+
+assert sys.platform == "linux"  # elsewhere there is no server
 
 
 def _hear_signals(_: object) -> None:
     """In a child: lift the mask, unless `spawning` does it where it is safe."""
-    if not isinstance(multiprocessing.process.current_process(), ServedChild):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
+    if not isinstance(multiprocessing.process.current_process(), spawning.ServedChild):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, spawning.PARENTS_SIGNALS)
 
 
-signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
+signal.pthread_sigmask(signal.SIG_BLOCK, spawning.PARENTS_SIGNALS)
 multiprocessing.util.register_after_fork(multiprocessing.util, _hear_signals)

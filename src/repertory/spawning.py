@@ -26,11 +26,10 @@ from typing import Any
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What a terminal or a scheduler sends to everybody, and the parent alone answers."""
 
-_HAS_SERVER = sys.platform == "linux"  # on macOS, what PyTorch imports does not survive a fork
 _PRELOAD = ["repertory.preload"]
 _SERVER_IS_DEAD = 255  # multiprocessing's exit code of a child whose end nobody can tell
 
-if sys.platform == "linux":
+if sys.platform == "linux":  # on macOS, what PyTorch imports does not survive a fork
     from multiprocessing import forkserver
     from multiprocessing.context import ForkServerProcess
 
@@ -41,8 +40,9 @@ if sys.platform == "linux":
             """End it at once, also where the server, which would tell of its end, has died."""
             super().kill()
             if self.exitcode == _SERVER_IS_DEAD:
+                assert self.pid is not None  # it was started
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid or 0, signal.SIGKILL)
+                    os.kill(self.pid, signal.SIGKILL)
 
 
 def start_child(name: str, function: Callable[..., None], *arguments: Any) -> BaseProcess:
@@ -58,14 +58,14 @@ def start_child(name: str, function: Callable[..., None], *arguments: Any) -> Ba
     """
     whole = (dict(os.environ), function, arguments)
     with _deaf_to_signals():
-        if _HAS_SERVER:
+        if sys.platform == "linux":
             forkserver.set_forkserver_preload(_PRELOAD)
             process: BaseProcess = ServedChild(target=_begin, args=whole, name=name)
             try:
                 process.start()
                 return process
-            except ValueError:
-                pass  # more descriptors than one message to the server may carry
+            except (ValueError, EOFError):
+                pass  # more descriptors than one message may carry, or the server was killed
         process = multiprocessing.get_context("spawn").Process(target=_begin, args=whole, name=name)
         process.start()
         return process
@@ -73,7 +73,7 @@ def start_child(name: str, function: Callable[..., None], *arguments: Any) -> Ba
 
 def prepare_to_start_children() -> None:
     """Have the server import while this process does, so that the first child starts sooner."""
-    if _HAS_SERVER:
+    if sys.platform == "linux":
         with _deaf_to_signals():
             forkserver.set_forkserver_preload(_PRELOAD)
             forkserver.ensure_running()
@@ -132,7 +132,7 @@ def how_it_ended(exit_code: int | None) -> str:
     if exit_code < 0:
         known = {number.value: number.name for number in signal.Signals}
         return f"killed by {known.get(-exit_code, f'signal {-exit_code}')}"
-    if _HAS_SERVER and exit_code == _SERVER_IS_DEAD:
+    if sys.platform == "linux" and exit_code == _SERVER_IS_DEAD:
         return "out of sight, since the process that makes roles was killed"
     return f"ended with exit code {exit_code} and without a word"
 

@@ -33,7 +33,7 @@ class Corridor(gymnasium.Env[Any, Any]):
         return observation, 1.0 if arrived else -0.01, arrived, False, {}
 
 
-if __name__ == "__main__":  # processes are spawned, and import this file again
+if __name__ == "__main__":  # processes are new, and import this file again
     result = repertory.train(
         repertory.IMPALAConfig(
             env=Corridor,

@@ -30,7 +30,7 @@ class Leftovers:
             children={child.pid for child in process.children(recursive=True)},
             threads={thread.ident or 0 for thread in threading.enumerate()},
             shared_files={path.name for path in shared.iterdir()} if shared.is_dir() else set(),
-            descriptors=process.num_fds(),
+            descriptors=process.num_fds() - len(_standing_processes() - {None}),
         )
 
     def check(self, within_seconds: float = 20.0, *, descriptors: bool = True) -> None:
@@ -55,7 +55,7 @@ class Leftovers:
             "children": [pid for pid in now.children - self.children if pid not in standing],
             "threads": now.threads - self.threads,
             "shared_files": now.shared_files - self.shared_files,
-            "descriptors": descriptors and max(0, now.descriptors - self.descriptors - 2),
+            "descriptors": descriptors and max(0, now.descriptors - self.descriptors),
         }
         return {name: value for name, value in found.items() if value}
 

@@ -75,8 +75,11 @@ class Evaluator:
             self._records.put(_evaluate(checkpoint, self._episodes, self._env, self._give_up))
             return
         if self._process is not None and self._pipe is not None and not self._process.is_alive():
-            self._receive(self._pipe, of=len(self.waiting) - 1)
+            owed = len(self.waiting) - 1
+            self._receive(self._pipe, of=owed)
             self._end()
+            for lost in self.waiting[self._records.qsize() : owed]:
+                self._records.put(_failed(lost, "the evaluator has ended"))
         if self._process is None:
             self._start()
         assert self._pipe is not None
@@ -108,8 +111,7 @@ class Evaluator:
             return
         self._pipe.close()
         self._process.join(_GRACE_SECONDS if not self.busy else 0.0)
-        if self._process.is_alive():
-            self._process.kill()
+        self._process.kill()  # it may be out of sight and alive
         self._process.join()
         self._process.close()
         self._process = self._pipe = None

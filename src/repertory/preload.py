@@ -8,10 +8,17 @@ they have begun. Children of others get the signals they would have got without 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import multiprocessing.process
 import multiprocessing.util
+import os
 import signal
 import sys
+from multiprocessing import forkserver
+from typing import Any
+
+import numpy as np
 
 import repertory.algorithms.a2c
 import repertory.algorithms.a3c
@@ -24,11 +31,26 @@ from repertory import spawning
 assert sys.platform == "linux"  # elsewhere there is no server
 
 
-def _hear_signals(_: object) -> None:
-    """In a child: lift the mask, unless `spawning` does it where it is safe."""
+def _begin_child(_: object) -> None:
+    """In a child: what a spawned process has by itself."""
+    np.random.seed()  # forks of one server would all draw the same; Python's own does so itself
+    # Ours lifts the mask where it is safe.
     if not isinstance(multiprocessing.process.current_process(), spawning.ServedChild):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, spawning.PARENTS_SIGNALS)
 
 
+def _remove_the_socket(server: int, parent: int) -> None:
+    """At the server's end, what its parent would have removed if it had not been killed."""
+    address: Any = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
+    parent_was_killed = os.getpid() == server and os.getppid() != parent
+    if parent_was_killed and isinstance(address, str):
+        with contextlib.suppress(OSError):
+            os.unlink(address)
+            os.rmdir(os.path.dirname(address))
+
+
+for _name in spawning.VARIABLES_OF_THE_SERVER:
+    os.environ.pop(_name, None)  # children of ours are given their own
 signal.pthread_sigmask(signal.SIG_BLOCK, spawning.PARENTS_SIGNALS)
-multiprocessing.util.register_after_fork(multiprocessing.util, _hear_signals)
+multiprocessing.util.register_after_fork(multiprocessing.util, _begin_child)
+atexit.register(_remove_the_socket, os.getpid(), os.getppid())

@@ -1,4 +1,4 @@
-"""Small roles for the contract suite; importable, as spawned processes need."""
+"""Small roles for the contract suite; importable, as processes need."""
 
 from __future__ import annotations
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
-from repertory.spawning import prepare_to_start_children, start_child
+import repertory
+from repertory.spawning import how_it_ended, prepare_to_start_children, start_child
 
 pytestmark = [
     pytest.mark.xdist_group("processes"),
@@ -104,12 +110,120 @@ def test_children_of_others_can_be_terminated() -> None:
     assert process.exitcode == -signal.SIGTERM
 
 
-def test_more_descriptors_than_the_server_takes() -> None:
-    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(300)]
+def test_children_of_others_do_not_draw_the_same() -> None:
+    server()
+    forks = multiprocessing.get_context("forkserver")
+    drawn = []
+    for _ in range(2):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        process = forks.Process(target=_send_result, args=(theirs, _draw))
+        process.start()
+        theirs.close()
+        with ours:
+            drawn.append(ours.recv())
+        process.join()
+    assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("number", [248, 249, 250, 251, 252, 300])
+def test_more_descriptors_than_the_server_takes(number: int) -> None:
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(number)]
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = start_child("child", _count, theirs, *[end for end, _ in pipes])
+    theirs.close()
     assert ours.poll(50)
-    assert ours.recv() == 300
+    assert ours.recv() == number
     process.join()
-    for end in [ours, theirs, *[end for pair in pipes for end in pair]]:
+    for end in [ours, *[end for pair in pipes for end in pair]]:
         end.close()
+
+
+def test_a_child_whose_server_was_killed_can_be_ended_and_another_one_started() -> None:
+    process = start_child("child", time.sleep, 60)
+    os.kill(server(), signal.SIGKILL)
+    process.join(10)
+    assert "server" in how_it_ended(process.exitcode)
+    assert process.pid is not None
+    child = psutil.Process(process.pid)
+    assert child.is_running()
+    process.kill()
+    psutil.wait_procs([child], timeout=5)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert call_in_child(_variable) is None
+
+
+def test_what_is_registered_for_the_end_of_a_child_is_run(tmp_path: Path) -> None:
+    process = start_child("child", _register, str(tmp_path / "ended"))
+    process.join(50)
+    assert (tmp_path / "ended").exists()
+
+
+def _register(path: str) -> None:
+    atexit.register(Path(path).touch)
+
+
+def run_alone(code: str, **variables: str) -> str:
+    """What a script prints that has a server of its own."""
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    return found.stdout
+
+
+def test_children_import_from_where_their_parent_does(tmp_path: Path) -> None:
+    """A script that puts another checkout first must not have its roles run the installed one."""
+    copy = tmp_path / "checkout"
+    shutil.copytree(Path(repertory.__file__).parent, copy / "repertory")
+    code = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(copy)!r})\n"
+        "from repertory.spawning import start_child\n"
+        "start_child('child', exec, 'import repertory; print(repertory.__file__)').join()\n"
+    )
+    assert run_alone(code) == f"{copy / 'repertory' / '__init__.py'}\n"
+
+
+def test_no_room_for_a_socket_is_no_failure(tmp_path: Path) -> None:
+    """A path to a socket has 107 bytes; schedulers make longer folders for temporary files."""
+    folder = tmp_path / ("x" * 90)
+    folder.mkdir()
+    code = (
+        "from repertory.spawning import prepare_to_start_children, start_child\n"
+        "prepare_to_start_children()\n"
+        "start_child('child', print, 'begun').join()\n"
+    )
+    assert run_alone(code, TMPDIR=str(folder)) == "begun\n"
+
+
+def test_a_server_of_somebody_elses_is_left_alone() -> None:
+    code = (
+        "import multiprocessing\n"
+        "from repertory.spawning import start_child\n"
+        "process = multiprocessing.get_context('forkserver').Process(target=print)\n"
+        "process.start()\n"
+        "process.join()\n"
+        "print(type(start_child('child', print)).__name__)\n"
+    )
+    assert run_alone(code).split() == ["SpawnProcess"]
+
+
+def test_a_killed_parent_leaves_no_socket(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from repertory.spawning import start_child\n"
+        "start_child('child', print).join()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run(
+        [sys.executable, "-c", code], env=variables, timeout=50, check=False, capture_output=True
+    )
+    deadline = time.monotonic() + 10
+    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not list(tmp_path.iterdir())

@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
         EnvironmentRefused: The environment does not exist or cannot be used.
     """
     # What is imported from here on is imported there at the same time.
-    if not _STARTS_NO_CHILD & set(arguments):
+    if not _STARTS_NO_CHILD & {word.rpartition("=")[2] for word in arguments}:
         prepare_to_start_children()
     from repertory.commands.arguments import parse_train
 

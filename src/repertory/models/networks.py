@@ -106,10 +106,7 @@ class ImageConvolution(nn.Conv2d):
         autocast = torch.is_autocast_enabled(device_type)
         dtype = torch.get_autocast_dtype(device_type) if autocast else self.weight.dtype
         if self.standardized:
-            # No gradient goes back to images, so that there is nothing to undo behind this.
-            images = images.to(torch.float32, copy=True)
-            mean, deviation = _moments(images, self.scale)
-            images.sub_(mean).div_(deviation)
+            images = _standardized(images, self.scale)
             kernel = self.weight
         else:
             kernel = self.weight if self.scale == 1.0 else self.weight * self.scale
@@ -563,17 +560,19 @@ def _image_shape(
     return channels, height, width
 
 
-def _moments(images: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each image [N, ...] of float32, both [N, 1, 1, 1].
+@torch.no_grad()
+def _standardized(images: Tensor, scale: float) -> Tensor:
+    """Images [N, ...] of any dtype, each with mean 0 and deviation 1, as float32.
 
-    `scale` is that of the smallest variance.
+    `scale` is that of the smallest variance. No gradient goes back to images.
     """
+    images = images.to(torch.float32, copy=True)
     flat = _flatten(images)  # a view, where images lie channels-last
-    # Two sums; torch's own variance, which is made for harder cases, takes several times as long.
-    mean = flat.mean(1)
-    variance = torch.linalg.vector_norm(flat, dim=1).square() / flat.shape[1] - mean.square()
-    deviation = torch.sqrt(variance.clamp(min=0.0) + _SMALLEST_VARIANCE / scale**2)
-    return mean.view(-1, 1, 1, 1), deviation.view(-1, 1, 1, 1)
+    images.sub_(flat.mean(1).view(-1, 1, 1, 1))
+    # Torch's own variance, which is made for harder cases, takes several times as long.
+    variance = torch.linalg.vector_norm(_flatten(images), dim=1).square() / flat.shape[1]
+    deviation = torch.sqrt(variance + _SMALLEST_VARIANCE / scale**2)
+    return images.div_(deviation.view(-1, 1, 1, 1))
 
 
 def _byte_scale(space: gymnasium.spaces.Box) -> float:

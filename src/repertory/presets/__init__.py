@@ -296,7 +296,7 @@ PRESETS: tuple[Preset, ...] = (
     Preset("cartpole", "a3c", _CARTPOLE_IDS, _workers(_CARTPOLE, 2, 4), _ZOO),
     Preset("lunarlander", "a3c", _LUNAR_LANDER_IDS, _workers(_LUNAR_LANDER, 2, 4), _ZOO),
     Preset("minatar", "a3c", _MINATAR_IDS, _workers(_MINATAR, 2, 8), _YOUNG_TIAN),
-    Preset("a3c-fast", "a3c", _ATARI_IDS, _workers(_FAST, 2, 16), _DERIVED),
+    Preset("a3c-fast", "a3c", _ATARI_IDS, _workers(_FAST, 2, 16), _MEASURED),
     Preset("a3c-paper", "a3c", (), _A3C_PAPER, "Mnih et al. 2016, and its first author's notes"),
     Preset("a3c-lstm", "a3c", (), _A3C_LSTM, "ikostrikov/pytorch-a3c (2017)", "a3c42"),
     Preset("cartpole", "impala", _CARTPOLE_IDS, _actors(_CARTPOLE, 2, 4), _ZOO),

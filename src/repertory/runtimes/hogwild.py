@@ -91,7 +91,7 @@ class FileLock:
             self._descriptor = -1
 
     def __getstate__(self) -> object:
-        """Travel to a process that is being spawned."""
+        """Travel to a process that is being started."""
         return reduction.DupFd(self._descriptor)
 
     def __setstate__(self, descriptor: Any) -> None:

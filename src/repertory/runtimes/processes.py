@@ -35,7 +35,7 @@ from repertory.runtimes.shared_memory import (
     SharedStore,
 )
 from repertory.runtimes.stops import GRACE_SECONDS, LATE, NOT_BEGUN, Stop
-from repertory.spawning import how_it_ended, start_child
+from repertory.spawning import SERVER_IS_DEAD, how_it_ended, start_child
 from repertory.trajectories import TrajectorySpec
 
 _START_SECONDS = 600.0  # for a role to give its first sign of life; slow starts are no failure
@@ -246,7 +246,11 @@ class ProcessRuntime:
         last_update = 0.0 if self._stop.asked else min(self._timeout, _LAST_UPDATE_SECONDS)
         for child in self._children:
             more = last_update if child.learns and self._failure is not None else 0.0
-            child.process.join(max(0.0, deadline + more - time.monotonic()))
+            remaining = max(0.0, deadline + more - time.monotonic())
+            if child.process.exitcode == SERVER_IS_DEAD:
+                child.reader.join(remaining)  # its own line still tells of its end
+            else:
+                child.process.join(remaining)
         for child in self._children:
             child.process.kill()  # it may be out of sight and alive
             child.process.join()

@@ -55,7 +55,7 @@ def main() -> None:
     over_steps.set_xlabel("million env steps")
     over_minutes.set_xlabel("minutes on two cores")
     over_steps.set_ylabel("mean return of 100 games")
-    figure.legend(frameon=False, loc="outside lower center", ncols=3)
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
     figure.suptitle(arguments.title)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     undated = {"Date": None} if arguments.output.suffix == ".svg" else None

@@ -49,8 +49,10 @@ def _remove_the_socket(server: int, parent: int) -> None:
             os.rmdir(os.path.dirname(address))
 
 
-for _name in spawning.VARIABLES_OF_THE_SERVER:
-    os.environ.pop(_name, None)  # children of ours are given their own
-signal.pthread_sigmask(signal.SIG_BLOCK, spawning.PARENTS_SIGNALS)
-multiprocessing.util.register_after_fork(multiprocessing.util, _begin_child)
-atexit.register(_remove_the_socket, os.getpid(), os.getppid())
+# Whoever else imports this, to look at every module of the package say, is left as it was.
+if any("multiprocessing.forkserver" in word for word in sys.orig_argv):
+    for _name in spawning.VARIABLES_OF_THE_SERVER:
+        os.environ.pop(_name, None)  # children of ours are given their own
+    signal.pthread_sigmask(signal.SIG_BLOCK, spawning.PARENTS_SIGNALS)
+    multiprocessing.util.register_after_fork(multiprocessing.util, _begin_child)
+    atexit.register(_remove_the_socket, os.getpid(), os.getppid())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing.process
 import pickle
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -225,7 +226,10 @@ def _refuse_what_roles_could_not_use(config: RunConfig, spec: EnvironmentSpec) -
 def _refuse_a_script_without_guard() -> None:
     """A role imports the script that started it; unguarded, it would train all over."""
     if getattr(multiprocessing.process.current_process(), "_inheriting", False):
-        raise SystemExit(
+        # Written here: a process that a server makes would end without printing a reason.
+        sys.stderr.write(
             "repertory: this script trains when it is imported, as each new process does; put the "
-            'call under `if __name__ == "__main__":`, or use runtime="inline"'
+            'call under `if __name__ == "__main__":`, or use runtime="inline"\n'
         )
+        sys.stderr.flush()
+        raise SystemExit(1)

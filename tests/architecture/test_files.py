@@ -13,7 +13,7 @@ from tests.architecture.source import REPOSITORY
 # Folders that exist on one person's or one build machine only.
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:home|Users|root|work|opt)/[\w.-]+")
 # Written by programs, in whatever form they write.
-RECORDED = (".json", ".jsonl", ".csv")
+RECORDED = (".json", ".jsonl", ".csv", ".svg")
 TIDY = re.compile(r"(?:(?:.*\S)?\n)*.*\S\n")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 

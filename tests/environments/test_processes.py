@@ -143,9 +143,6 @@ def test_a_process_that_dies_is_named_even_where_requests_to_end_are_ignored():
 
 
 def test_an_interrupt_during_a_tick_leaves_no_process_behind():
-    # As in a process that a terminal starts, whatever tests before this one have left.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     """One column hangs; a close that waited for its answer would hang as well."""
     vector = in_processes(Hang, [10, 11], at=1, on_seed=11)
     vector.reset()

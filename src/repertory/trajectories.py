@@ -75,11 +75,11 @@ class TrajectorySpec:
         """The same spec for another number of columns."""
         return dataclasses.replace(self, num_columns=num_columns)
 
-    def allocate(self) -> Trajectory:
-        """A zeroed trajectory of this spec in ordinary memory."""
+    def allocate(self, *, pinned: bool = False) -> Trajectory:
+        """A zeroed trajectory of this spec, in ordinary or in pinned memory."""
         return Trajectory.from_fields(
             {
-                name: torch.zeros(shape, dtype=dtype)
+                name: torch.zeros(shape, dtype=dtype, pin_memory=pinned)
                 for name, (shape, dtype) in self.fields().items()
             }
         )
@@ -163,10 +163,17 @@ class Trajectory:
             tensor.copy_(source[name])
 
     def to(self, device: torch.device) -> Trajectory:
-        """The same trajectory on `device`; itself where it is there already."""
+        """The same trajectory on `device`; itself where it is there already.
+
+        From pinned memory the copy may still be under way: what is queued on the device after it
+        sees it whole, and the memory may be overwritten once a result of that has been read.
+        """
         if self.rewards.device == device:
             return self
-        return Trajectory.from_fields({k: v.to(device) for k, v in self.to_fields().items()})
+        fields = self.to_fields().items()
+        return Trajectory.from_fields(
+            {name: tensor.to(device, non_blocking=tensor.is_pinned()) for name, tensor in fields}
+        )
 
     def clone(self) -> Trajectory:
         """A copy in memory of its own."""

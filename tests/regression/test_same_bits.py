@@ -103,7 +103,7 @@ def test_batched_a2c(
 def test_impala_with_the_fixed_schedule(
     settings: dict[str, Any], num_learners: int, tmp_path: Path
 ) -> None:
-    """Replay and several passes draw and learn the same, too."""
+    """Replay and several passes draw and learn the same, and so does who fetches ahead."""
     config = IMPALAConfig(
         **settings,
         num_actors=3,
@@ -113,6 +113,7 @@ def test_impala_with_the_fixed_schedule(
         replay_capacity=50,
         passes=2,
         surrogate="clip" if num_learners == 2 else "gradient",
+        prefetch=num_learners > 1,
     )
     assert_same_everywhere(config, tmp_path)
 

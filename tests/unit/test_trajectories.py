@@ -161,3 +161,13 @@ def test_a_column_of_which_nothing_is_valid_resets_nothing() -> None:
     batch = TrajectorySpec(3, 2, (1,), torch.float32, (), torch.int64).allocate()
     batch.valid[:] = torch.tensor([[True, False], [False, False], [True, False]])
     assert batch.resets.tolist() == [[False, False], [False, False], [True, False], [False, False]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pinned_memory_reaches_a_gpu_whole() -> None:
+    pinned = SPEC.allocate(pinned=True)
+    pinned.copy_(random_trajectory(SPEC, 0))
+    there = pinned.to(torch.device("cuda", 0))
+    for name, tensor in there.to_fields().items():
+        assert torch.equal(tensor.cpu(), pinned.to_fields()[name]), name

@@ -58,6 +58,9 @@ class IMPALAConfig(RunConfig):
     """Learn from what comes first (as published), or from unroll k of every actor at update k."""
     queue_capacity: int = 2
     """Unrolls of each actor that may wait; together with the batch it bounds the policy lag."""
+    prefetch: bool | None = None
+    """Copy the next batch while this one is learned from, which may add an update to the policy
+    lag; by default where the learner has a GPU."""
     max_lag: int | None = None
     """Drop trajectories that are more updates old than this; none for no limit."""
     vtrace_lambda: float = 1.0
@@ -139,7 +142,7 @@ def train(config: IMPALAConfig, environment: EnvironmentSpec, runtime: Runtime) 
             config,
             environment,
             group.member(rank),
-            trajectories.reader(),
+            trajectories.reader(prefetch=prefetches(rank, config)),
             parameters.writer(),
             threads=config.learner_threads,
         )
@@ -165,6 +168,12 @@ def actors_of(rank: int, config: IMPALAConfig) -> range:
 def batch_size(rank: int, config: IMPALAConfig) -> int:
     """Unrolls in a batch of one learner."""
     return config.batch_trajectories or len(actors_of(rank, config))
+
+
+def prefetches(rank: int, config: IMPALAConfig) -> bool:
+    """Whether a learner's next batch is copied while it learns."""
+    on_gpu = models.device_of(config, rank).type == "cuda"
+    return on_gpu if config.prefetch is None else config.prefetch
 
 
 def act(

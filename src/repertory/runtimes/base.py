@@ -75,8 +75,14 @@ class TrajectoryQueue(Protocol):
         """The end of the actor with that index (counted within this queue)."""
         ...
 
-    def reader(self) -> TrajectoryReader:
-        """The learner's end."""
+    def reader(self, *, prefetch: bool = False) -> TrajectoryReader:
+        """The learner's end.
+
+        Args:
+            prefetch: While the learner learns from a batch, copy the next one out of the queue, if
+                all of it has come. So one batch more may wait than the queue has slots for, and
+                every `take` is of the same count. A runtime in which nothing runs at once does not.
+        """
         ...
 
 

@@ -125,8 +125,8 @@ class _Queue:
     def writer(self, actor: int) -> _QueueWriter:
         return _QueueWriter(self, actor)
 
-    def reader(self) -> _Queue:
-        return self
+    def reader(self, *, prefetch: bool = False) -> _Queue:
+        return self  # one role at a time: there is no while
 
     def put(self, actor: int, trajectory: Trajectory) -> bool:
         lane = self._lanes[actor]

@@ -15,6 +15,7 @@ import contextlib
 import os
 import struct
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
@@ -62,12 +63,18 @@ class Channel:
 
     def pending(self) -> bool:
         """Whether a message lies unread."""
-        return bool(wait([self.receiving], 0))
+        return bool(arrived_on([self]))
 
     def close(self) -> None:
         """Close this process's ends."""
         self.receiving.close()
         self._sending.close()
+
+
+def arrived_on(channels: list[Channel]) -> list[Channel]:
+    """Those with a message that lies unread."""
+    ready = wait([channel.receiving for channel in channels], 0)
+    return [channel for channel in channels if channel.receiving in ready]
 
 
 def shared_zeros(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -157,42 +164,75 @@ class _QueueReader(Endpoint):
         full: list[Channel],
         order: Order,
         closed: Tensor,
+        *,
+        prefetch: bool,
     ) -> None:
         self._slots = slots
         self._free = free
         self._full = full
         self._order = order
         self._closed = closed
+        self._prefetch = prefetch
         self._arrived: deque[tuple[int, int]] = deque()  # (actor, slot), oldest first
-        self._batch: Trajectory | None = None
+        self._batches: deque[Trajectory] = deque()  # they take turns; the learner has the last
+        self._copier: ThreadPoolExecutor | None = None
+        self._coming: Future[Trajectory] | None = None
 
     def take(self, count: int) -> Trajectory | None:
         if self._order == "actor" and count != len(self._full):
             raise ValueError(f"order 'actor' takes one from each of {len(self._full)} actors")
-        taken = None if self._closed else self._collect(count)
+        if self._closed:
+            return None
+        if self._coming is not None:
+            batch = self._coming.result()
+            if batch.num_columns != count * self._slots.spec.num_columns:
+                raise ValueError("with prefetch, every take is of the same count")
+        elif taken := self._collect(count):
+            batch = self._copy(taken)
+        else:
+            return None
+        self._coming = self._begin_next(count) if self._prefetch else None
+        return batch
+
+    def _begin_next(self, count: int) -> Future[Trajectory] | None:
+        """Have a thread copy the next batch, if all of it has come.
+
+        A thread that waited for it would give signs of life for a learner that hangs.
+        """
+        taken = self._collect(count, patient=False)
         if taken is None:
             return None
+        if self._copier is None:
+            self._copier = ThreadPoolExecutor(1, "prefetch")
+        return self._copier.submit(self._copy, taken)
+
+    def _copy(self, taken: list[tuple[int, int]]) -> Trajectory:
+        """Copy slots into a batch, and free them."""
         columns = self._slots.spec.num_columns
-        if self._batch is None or self._batch.num_columns != count * columns:
-            self._batch = self._slots.spec.with_columns(count * columns).allocate()
-        for (actor, slot), place in zip(taken, split(self._batch, [columns] * count), strict=True):
+        spec = self._slots.spec.with_columns(len(taken) * columns)
+        batch = self._batches.popleft() if len(self._batches) > self._prefetch else None
+        if batch is None or batch.num_columns != spec.num_columns:
+            # A learner on a GPU has initialised it by now; from pinned memory the way is shorter.
+            batch = spec.allocate(pinned=torch.cuda.is_initialized())
+        self._batches.append(batch)
+        for (actor, slot), place in zip(taken, split(batch, [columns] * len(taken)), strict=True):
             self._slots.read(slot, place)
             self._free[actor].send(slot)
-        return self._batch
+        return batch
 
     def close(self) -> None:
         self._closed.fill_(True)
         for channel in self._free:
             channel.send(_CLOSED)  # wakes an actor that waits for a slot
 
-    def _collect(self, count: int) -> list[tuple[int, int]] | None:
-        """Which slots to take; None when the run is over."""
+    def _collect(self, count: int, *, patient: bool = True) -> list[tuple[int, int]] | None:
+        """Which slots to take; None when the run is over, or without patience not all have come."""
         while (taken := self._choose(count)) is None:
             missing = self._full
             if self._order == "actor":
                 present = {actor for actor, _ in self._arrived}
                 missing = [c for actor, c in enumerate(self._full) if actor not in present]
-            ready = self.context.wait_for(missing)
+            ready = self.context.wait_for(missing) if patient else arrived_on(missing)
             if not ready:
                 return None
             for channel in ready:
@@ -243,9 +283,11 @@ class SharedQueue:
             self._slots, self._free[actor], self._full[actor], self._held[actor], self._closed
         )
 
-    def reader(self) -> _QueueReader:
+    def reader(self, *, prefetch: bool = False) -> _QueueReader:
         """See `TrajectoryQueue`."""
-        return _QueueReader(self._slots, self._free, self._full, self._order, self._closed)
+        return _QueueReader(
+            self._slots, self._free, self._full, self._order, self._closed, prefetch=prefetch
+        )
 
 
 class _ParameterMemory:

@@ -66,7 +66,8 @@ class _Queue:
     def writer(self, actor: int) -> QueueWriter:
         return QueueWriter(self._key, actor, self._spec, self._capacity)
 
-    def reader(self) -> QueueReader:
+    def reader(self, *, prefetch: bool = False) -> QueueReader:
+        # The seat has fetched what came while the learner learned, whether asked to or not.
         return QueueReader(self._key, self._num_actors, self._spec, self._order)
 
 

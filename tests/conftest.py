@@ -18,6 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     each would see what another has not yet cleaned up."""
     root = Path(__file__).parent
     for item in items:
+        if item.get_closest_marker("xdist_group"):
+            continue
         folder = item.path.relative_to(root).parts[0]
         if folder in _WITH_PROCESSES or item.path.name == "test_processes.py":
             item.add_marker(pytest.mark.xdist_group("processes"))

@@ -19,6 +19,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 import numpy as np
+import torch._dynamo  # noqa: F401 (an optimiser imports it when it is made, for half a second)
 
 import repertory.algorithms.a2c
 import repertory.algorithms.a3c

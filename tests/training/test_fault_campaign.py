@@ -14,12 +14,11 @@ CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults.py"
 
 @pytest.mark.slow
 @pytest.mark.stress
+@pytest.mark.xdist_group("campaign")  # it looks at nothing that tests beside it do
 @pytest.mark.timeout(280)
 @pytest.mark.skipif(not CAMPAIGN.exists(), reason="the benchmarks are not in this folder")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and signals as Linux has them")
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 5))]
-)
+@pytest.mark.parametrize("seed", range(5))
 def test_runs_survive_or_go_on_whatever_is_done_to_them(seed: int, tmp_path: Path) -> None:
     output = tmp_path / "faults.json"
     words = ["--count", "4", "--seed", str(seed), "--ray-share", "0", "--output", str(output)]

@@ -24,7 +24,7 @@ from repertory.algorithms.impala import IMPALAConfig
 from repertory.checkpoints import load
 from repertory.config import ConfigError, RunConfig, validate
 from repertory.environments.toy import Bandit
-from repertory.runtimes.base import RoleFailed
+from repertory.runtimes.base import RoleContext, RoleFailed
 from repertory.training import train
 from tests.leftovers import Leftovers
 from tests.programs import run_program
@@ -70,6 +70,11 @@ class BreaksElsewhere(Bandit):
         super().__init__()
         if os.getpid() != home:
             raise OSError("this machine has no joystick")
+
+
+def threads_and_variable(context: RoleContext) -> tuple[int, str | None]:
+    """How many threads torch has in a role, and what OpenMP and others would read."""
+    return torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
 
 
 class Killer:
@@ -130,6 +135,30 @@ class TestRuns:
         with pytest.raises(RoleFailed, match=r"actor-\d failed: .*no joystick") as caught:
             train(config)
         assert "Traceback" in caught.value.traceback
+
+    def test_b82_threads_are_those_of_the_settings_whatever_ray_makes_of_cpus(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ray sets OMP_NUM_THREADS to 1, or to the number of CPUs that a role is given.
+
+        Source: ray-project/ray#28594, PR#6998, PR#30496, #2419.
+        """
+        from repertory.runtimes.ray_cluster.runtime import RayRuntime
+
+        found = {}
+        for own in (None, "3"):
+            if own:
+                monkeypatch.setenv("OMP_NUM_THREADS", own)
+            else:
+                monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+            runtime = RayRuntime(shared_address(), actor_cpus=0.0, learner_cpus=0.0)
+            try:
+                runtime.start("learner-0", threads_and_variable, threads=2)
+                runtime.start("actor-0", threads_and_variable, threads=1)
+                found[own] = runtime.supervise(lambda role, record: None)
+            finally:
+                runtime.close()
+        assert found == {own: {"learner-0": (2, own), "actor-0": (1, own)} for own in (None, "3")}
 
     def test_b110_two_runs_in_one_process_keep_their_own_settings(self, tmp_path: Path) -> None:
         """Module-level globals shared between runs. Source: ray-project/ray PR#59544."""

@@ -43,6 +43,7 @@ from repertory.checkpoints import (
 from repertory.config import RunConfig, from_yaml, to_yaml
 from repertory.environments.base import EnvironmentSpec
 from repertory.models.networks import build_model
+from repertory.optimizers import load_in_place, optimizer_for, prepare_state
 from tests.programs import run_program
 
 SPEC = EnvironmentSpec(
@@ -128,6 +129,44 @@ def test_a_loaded_optimiser_goes_on_as_the_saved_one(tmp_path: Path) -> None:
     optimizer.load_state_dict(state["optimizer"])
     assert {int(entry["step"]) for entry in optimizer.state.values()} == {1}
     assert_equal(model_state(other), model_state(model))
+
+
+def test_b95_what_was_written_of_a_gpu_is_read_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file remembers where its tensors were, and torch wants them back there.
+
+    Source: pytorch/pytorch#80809; thu-ml/tianshou#681; leggedrobotics/rsl_rl#47;
+    DeNA/HandyRL PR#339; allenai/allennlp PR#386.
+    """
+    state = state_of(small_model())
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+    save(tmp_path / "x.pt", state)
+    monkeypatch.undo()
+    assert b"cuda:0" in (tmp_path / "x.pt").read_bytes()
+    loaded = load(tmp_path / "x.pt")
+    assert_equal(loaded, check_plain(state))
+    for tensor in (*loaded["model"].values(), loaded["optimizer"]["state"][0]["step"]):
+        assert tensor.device.type == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["adam", "rmsprop"])
+def test_b95_what_was_written_of_a_cpu_goes_on_on_a_gpu(tmp_path: Path, name: Any) -> None:
+    """Adam's `step` as a tensor on the GPU made its next step fail. Source as above."""
+    config = RunConfig(env="CartPole-v1", optimizer=name)
+    here, there = small_model(), small_model().cuda()
+    optimizers = [optimizer_for(config, model.parameters()) for model in (here, there)]
+    for optimizer in optimizers:
+        prepare_state(optimizer)
+    load_in_place(optimizers[1], optimizers[0].state_dict())
+    for model, optimizer in zip((here, there), optimizers, strict=True):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    for one, other in zip(here.parameters(), there.parameters(), strict=True):
+        torch.testing.assert_close(one, other.cpu())
 
 
 @pytest.mark.parametrize(

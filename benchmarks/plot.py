@@ -53,7 +53,7 @@ def main() -> None:
         for level in arguments.levels:
             axes.axhline(level, color="0.75", linewidth=0.8, linestyle=":", zorder=0)
     over_steps.set_xlabel("million env steps")
-    over_minutes.set_xlabel("minutes on two cores")
+    over_minutes.set_xlabel("minutes")
     over_steps.set_ylabel("mean return of 100 games")
     figure.legend(frameon=False, loc="outside lower center", ncols=2)
     figure.suptitle(arguments.title)

@@ -1,9 +1,12 @@
 """How near training comes to the limit of this machine, in env steps per second.
 
 The limit is a bare loop of environment, forward pass, and forward and backward pass, and nothing
-else, in as many processes as there are cores at once, with the run's own network, batch shapes,
-precision and memory format. Rounds of the limit alternate with rounds of the run, so that both meet
-the same moods of the machine; what counts is the median of each and the median of their ratios.
+else, in as many processes as there are cores at once, with the run's own network, precision and
+memory format. Each has its share of the run's columns, for playing and for learning alike; where an
+algorithm learns from larger batches than that (IMPALA's learner from those of all its actors), the
+limit's passes are a little dearer than the run's. Rounds of the limit alternate with rounds of the
+run, so that both meet the same moods of the machine; what counts is the median of each and the
+median of their ratios.
 
     python benchmarks/throughput.py --env ALE/Pong-v5 --protocol dqn
 """
@@ -12,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
@@ -25,8 +27,9 @@ import torch
 import tyro
 
 from repertory import environments, models
+from repertory.algorithms.batched_a2c import BatchedA2CConfig
 from repertory.commands.arguments import parse_train
-from repertory.config import RunConfig, to_dict
+from repertory.config import RunConfig, num_cores, to_dict
 from repertory.progress import STAGES
 from repertory.training import train
 from reports import RESULTS, as_words, origin, say, write
@@ -96,10 +99,10 @@ def read_config(arguments: Arguments) -> RunConfig:
     words = [arguments.algorithm, "--env", arguments.env]
     if arguments.protocol:
         words += ["--protocol", arguments.protocol]
-    if arguments.algorithm == "batched_a2c":
-        words += ["--num-learners", str(os.cpu_count())]
-    words += as_words(arguments.flags)
-    return parse_train(words).configs[0]
+    config = parse_train([*words, *as_words(arguments.flags)]).configs[0]
+    if isinstance(config, BatchedA2CConfig) and "num-learners" not in str(arguments.flags):
+        config = dataclasses.replace(config, num_learners=min(config.num_actors, num_cores()))
+    return config
 
 
 def default_output(config: RunConfig, arguments: Arguments) -> Path:
@@ -145,7 +148,7 @@ def measure_run(config: RunConfig, seconds: float) -> tuple[float, dict[str, flo
 def measure_limit(config: RunConfig, seconds: float) -> float:
     """Env steps per second of the bare loop, summed over a process for each core."""
     spawn = multiprocessing.get_context("spawn")
-    num_processes = os.cpu_count() or 1
+    num_processes = min(num_cores(), total_columns(config))
     barrier = spawn.Barrier(num_processes)
     with spawn.Pool(num_processes, initializer=keep_barrier, initargs=(barrier,)) as pool:
         columns = total_columns(config) // num_processes

@@ -16,6 +16,7 @@ import io
 import os
 import pickle
 from collections.abc import Collection, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -285,17 +286,24 @@ def set_aside_after(folder: Path, checkpoint: Path) -> None:
     """Give the checkpoints of a folder that are newer than one of them other names.
 
     A run that goes on from that one makes their env steps again; nothing is deleted but halves of
-    files that were never whole. If one of them was the best, the one that is gone on from takes its
-    place.
+    files that were never whole. Where one of them was the best or the latest, the one that is gone
+    on from takes its place.
     """
-    best = folder / "best"
     for steps, path in numbered(folder):
         if steps > steps_of(checkpoint):
-            path.rename(path.with_name(f"set_aside_{path.name}"))
-            if best.is_file() and best.read_text(encoding="utf-8").strip() == path.name:
-                point(folder, "best", checkpoint)
+            path.rename(_free_name(path.with_name(f"set_aside_{path.name}")))
+            for name in _POINTERS:
+                pointer = folder / name
+                if pointer.is_file() and pointer.read_text(encoding="utf-8").strip() == path.name:
+                    point(folder, name, checkpoint)
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
+
+
+def _free_name(path: Path) -> Path:
+    """The path, or with a number before its suffix where there is such a file already."""
+    candidates = (path.with_stem(f"{path.stem}_{number}") for number in count(2))
+    return next(free for free in chain([path], candidates) if not free.exists())
 
 
 def point(folder: Path, name: str, checkpoint: Path) -> None:

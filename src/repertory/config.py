@@ -176,7 +176,7 @@ class RunConfig:
     init_from: Path | None = None
     """Run or checkpoint whose parameters the model starts from."""
     resume_from: Path | None = None
-    """Checkpoint to go on from: parameters, optimiser, counters (`repertory resume` sets it)."""
+    """Checkpoint that a run goes on from; `repertory resume` sets it, and nobody else may."""
     log_every_steps: int | None = None
     """Env steps between lines of metrics; by default a two-hundredth of the run, 5,000 at most."""
 
@@ -225,14 +225,18 @@ class RunConfig:
         begun = steps_of(self.resume_from) // self.checkpoint_steps
         return min(self.total_steps, (begun + 1) * self.checkpoint_steps)
 
+    @property
+    def transitions_together(self) -> int:
+        """Transitions that an update is made of, and whose advantages are normalised together."""
+        return self.unroll_length * self.num_envs * self.num_players
+
     def conflict(self) -> str | None:
         """What is wrong with settings that are each in their range, on one line."""
         if self.exact_resume and self.checkpoint_steps is None:
             return "exact_resume needs checkpoint_steps: it goes on from checkpoints by env steps"
         if self.last_inputs and self.core == "none":
             return "last_inputs needs a recurrent core: set core to lstm or gru"
-        transitions = self.unroll_length * self.num_envs * self.num_players
-        if self.normalize_advantages and transitions == 1:
+        if self.normalize_advantages and self.transitions_together == 1:
             return "normalize_advantages takes more than one transition: a single one becomes 0"
         return None
 

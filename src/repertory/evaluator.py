@@ -95,7 +95,10 @@ class Evaluator:
             if self.busy and time.monotonic() - self._handed_over > _PATIENCE_SECONDS:
                 self._end()
                 for checkpoint in self.waiting[self._records.qsize() :]:
-                    self._records.put(_failed(checkpoint, "it took too long, and was given up"))
+                    reason = (
+                        f"it took more than {_PATIENCE_SECONDS:g} s, and was given up; ask for "
+                    )
+                    self._records.put(_failed(checkpoint, f"{reason}fewer evaluation_episodes"))
         found = []
         while not self._records.empty():
             found.append(self._records.get())

@@ -7,7 +7,7 @@ choice; how gradients meet is the runtime's. What is not here: how a batch becom
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -52,6 +52,8 @@ class Learner:
         self.version = 0
         self.updates = 0
         self.env_steps = 0
+        self._whole = True
+        self._kept: dict[str, Callable[[], Mapping[str, Any]]] = {}
         self._config = config
         self._group = group
         self._stopwatch = stopwatch
@@ -84,6 +86,18 @@ class Learner:
     def finished(self) -> bool:
         """Whether all learners together have seen the run's env steps."""
         return self.env_steps >= self._config.leg_end
+
+    def keep(self, name: str, collect: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """Have something else in the state from now on.
+
+        Returns:
+            What the checkpoint that the run goes on from holds of it; None without one.
+        """
+        self._kept[name] = collect
+        if self._config.resume_from is None:
+            return None
+        held: Mapping[str, Any] | None = load(resolve(self._config.resume_from)).get(name)
+        return held
 
     def update(
         self,
@@ -149,15 +163,17 @@ class Learner:
             except FloatingPointError as error:
                 if self._config.not_finite == "stop":
                     raise
-                self._account.refuse(error)
+                self._account.refuse(error, told=self.rank == 0)
                 return True
             for group in self._optimizer.param_groups:
                 group["lr"] = schedule.learning_rate
+            self._whole = False
             self._optimizer.step()
+            self.updates += 1
+            self.env_steps += counts[1]
+            self._whole = True
         self._account.accept()
         self.window.add(losses, norm, schedule)
-        self.updates += 1
-        self.env_steps += counts[1]
         return True
 
     def report(self, context: RoleContext) -> None:
@@ -188,13 +204,19 @@ class Learner:
         """Parameters, optimiser state and counters, copied to the CPU; see `check_plain`.
 
         Whoever receives it in another process may have no GPU.
+
+        Raises:
+            RuntimeError: An update is half made.
         """
+        if not self._whole:
+            raise RuntimeError("an update is half made: there is no whole state")
         state: dict[str, Any] = check_plain(
             {
                 "model": model_state(self.model),
                 "optimizer": self._optimizer.state_dict(),
                 "env_steps": self.env_steps,
                 "updates": self.updates,
+                **{name: collect() for name, collect in self._kept.items()},
             }
         )
         return state

@@ -15,6 +15,8 @@ import multiprocessing.util
 import os
 import signal
 import sys
+import weakref
+from functools import partial
 from multiprocessing import forkserver
 from typing import Any
 
@@ -30,6 +32,18 @@ import repertory.runtimes.process_role  # noqa: F401
 from repertory import spawning
 
 assert sys.platform == "linux"  # elsewhere there is no server
+
+
+def _forget_the_servers_end(server: int) -> None:
+    """In a child, at the fork: what is to be done at the end of a process was the server's.
+
+    What a module has done that only the child imports, the user's own for instance, comes after.
+    """
+    if os.getppid() == server:
+        atexit._clear()
+        finalize: Any = weakref.finalize
+        finalize._registry.clear()
+        finalize._registered_with_atexit = False
 
 
 def _begin_child(_: object) -> None:
@@ -56,4 +70,5 @@ if any("multiprocessing.forkserver" in word for word in sys.orig_argv):
         os.environ.pop(_name, None)  # children of ours are given their own
     signal.pthread_sigmask(signal.SIG_BLOCK, spawning.PARENTS_SIGNALS)
     multiprocessing.util.register_after_fork(multiprocessing.util, _begin_child)
+    os.register_at_fork(after_in_child=partial(_forget_the_servers_end, os.getpid()))
     atexit.register(_remove_the_socket, os.getpid(), os.getppid())

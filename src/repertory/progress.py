@@ -180,8 +180,12 @@ class Account:
             self._pulse_due = time.monotonic() + _PULSE_SECONDS
             context.report({"kind": "pulse", "env_steps": env_steps})
 
-    def refuse(self, error: FloatingPointError) -> None:
+    def refuse(self, error: FloatingPointError, *, told: bool = True) -> None:
         """Count an update that was not made because of numbers that are not finite.
+
+        Args:
+            error: Which numbers.
+            told: Whether it is for this learner to tell; those that step together refuse the same.
 
         Raises:
             FloatingPointError: It is one too many in a row.
@@ -189,8 +193,9 @@ class Account:
         self._refused += 1
         if self._refused == _MAX_REFUSED:
             raise error
-        self.window.count("updates_refused")
-        self._why = str(error)
+        if told:
+            self.window.count("updates_refused")
+            self._why = str(error)
 
     def accept(self) -> None:
         """An update was made."""

@@ -99,6 +99,7 @@ class Run:
         for name in self._due:
             self._due_after(name, 0)
         self._in_a_hurry = False
+        self._is_over = False  # what is still told cannot change the reason
         now = time.monotonic()
         self._deadline = now + 60 * config.max_minutes if config.max_minutes else math.inf
         self._next_checkpoint = now + 60 * config.checkpoint_minutes
@@ -139,6 +140,7 @@ class Run:
             if going_on is not None:
                 self._tell(going_on)
             state, checkpoint = self._legs()
+            self._is_over = True
             self._evaluate_the_last(checkpoint)
             self._tell(
                 {
@@ -278,6 +280,12 @@ class Run:
         while self._evaluator.busy and not self._waits_no_more():
             self._take_evaluations()
             time.sleep(0.05)
+        for left in self._evaluator.waiting if not self._in_a_hurry else []:
+            message = (
+                f"no evaluation of {left.name}: it was not over {_LAST_EVALUATION_SECONDS:g} s "
+                f"after the run; ask for fewer evaluation_episodes, or say `repertory eval {left}`"
+            )
+            self._tell({"kind": "event", "event": "evaluation_failed", "message": message})
 
     def _waits_no_more(self) -> bool:
         return self._in_a_hurry or time.monotonic() > self._deadline
@@ -325,7 +333,7 @@ class Run:
         self._call_back(record)
 
     def _call_back(self, record: Record) -> None:
-        if self._callback is not None and self._callback(record) is False:
+        if self._callback is not None and self._callback(record) is False and not self._is_over:
             self.stop("callback")
 
     def _save(self, state: Mapping[str, Any], *, scheduled: bool = False) -> Path:
@@ -342,20 +350,19 @@ class Run:
         best = self._best
         if not evaluated and reached is not None:
             best = max(best, reached)
-        path = checkpoints.save_step(
-            self._folder.checkpoints,
-            checkpoints.make_state(
-                model=state["model"],
-                optimizer=state["optimizer"],
-                env_steps=state["env_steps"],
-                updates=state["updates"],
-                algorithm=self._algorithm,
-                config=to_yaml(replace(self._config, resume_from=None)),
-                spec=self._spec,
-                progress={"lines": self._progress.state_dict(), "best": best},
-                scheduled=scheduled,
-            ),
+        whole = checkpoints.make_state(
+            model=state["model"],
+            optimizer=state["optimizer"],
+            env_steps=state["env_steps"],
+            updates=state["updates"],
+            algorithm=self._algorithm,
+            config=to_yaml(replace(self._config, resume_from=None)),
+            spec=self._spec,
+            progress={"lines": self._progress.state_dict(), "best": best},
+            scheduled=scheduled,
         )
+        # What else the role keeps stays beside it.
+        path = checkpoints.save_step(self._folder.checkpoints, {**state, **whole})
         if best > self._best:
             checkpoints.point(self._folder.checkpoints, "best", path)
             self._best = best

@@ -67,16 +67,19 @@ if sys.platform == "linux":  # on macOS, what PyTorch imports does not survive a
 
     _our_servers: set[int] = set()
 
+    _starting = threading.Lock()
+
     def _have_a_server() -> bool:
         """Start the server unless it runs; False where a server of somebody else's does."""
         server: Any = forkserver._forkserver
-        before = server._forkserver_pid
-        if before is None or before in _our_servers:
-            forkserver.set_forkserver_preload(["repertory.preload"])
-            with _deaf_to_signals(), _variables_of_the_server():
-                forkserver.ensure_running()
-            _our_servers.add(server._forkserver_pid)
-        return server._forkserver_pid in _our_servers
+        with _starting:  # variables of this process change for a moment
+            before = server._forkserver_pid
+            if before is None or before in _our_servers:
+                forkserver.set_forkserver_preload(["repertory.preload"])
+                with _deaf_to_signals(), _variables_of_the_server():
+                    forkserver.ensure_running()
+                _our_servers.add(server._forkserver_pid)
+            return server._forkserver_pid in _our_servers
 
 
 def start_child(name: str, function: Callable[..., None], *arguments: Any) -> BaseProcess:
@@ -135,7 +138,8 @@ def _variables_of_the_server() -> Iterator[None]:
     A spawned process is told; the server of some versions of Python looks where it was started.
     """
     before = {name: os.environ.get(name) for name in VARIABLES_OF_THE_SERVER}
-    os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    paths = [path for path in sys.path if isinstance(path, str)]  # Python skips all others
+    os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in paths)
     os.environ["PYTHONSAFEPATH"] = "1"  # and not in the current folder before all others
     try:
         yield
@@ -157,7 +161,6 @@ def _begin(
     os.environ.clear()
     os.environ.update(variables)  # those of now, and not of when the server began
     multiprocessing.set_start_method("spawn", force=True)  # for what an environment starts
-    atexit._clear()  # what the server would do at its own end
     try:
         function(*arguments)
     finally:

@@ -53,6 +53,11 @@ def train(config: RunConfig, *, on_record: Callback | None = None) -> Result:
     name, _ = _algorithm_of(config)
     config = from_dict(type(config), vars(config))
     validate(config)
+    if config.resume_from is not None:
+        raise ConfigError(
+            "resume_from is for a run that goes on, which `repertory.resume` or `repertory resume` "
+            "does in its own folder; init_from starts another run from its parameters"
+        )
     if config.init_from is not None:
         try:
             config = replace(config, init_from=checkpoints.resolve(config.init_from))

@@ -291,6 +291,19 @@ def end_late(context: RoleContext, seconds: float, state: object) -> object:
     return state
 
 
+def offer_and_sleep(context: RoleContext, seconds: float, *, whole: bool = True) -> None:
+    """Offer a state, one that can be collected or not, and be in something else for so long."""
+    context.offer_state(lambda: {"updates": 7} if whole else {}["half"])
+    context.report({"kind": "offered"})
+    time.sleep(seconds)
+
+
+def offer_and_raise(context: RoleContext, message: str) -> None:
+    """Offer a state that cannot be collected any more, as of a GPU that has failed; then raise."""
+    context.offer_state(lambda: {}["lost"])
+    raise ValueError(message)
+
+
 def hang(context: RoleContext) -> None:
     """Give a first sign of life, then no other."""
     context.report({"kind": "alive"})

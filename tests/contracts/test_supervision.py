@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -167,6 +168,31 @@ def test_a_stop_leaves_roles_the_time_of_an_update_unless_somebody_waits() -> No
             assert time.monotonic() - asked[0] < 10.0
         else:
             assert runtime.supervise(stop) == {"learner-0": "state"}
+
+
+def test_a_role_that_is_late_hands_over_the_state_that_it_last_offered(runtime: Runtime) -> None:
+    """A learner that plays, in an unroll that took longer than somebody waits, lost all of it."""
+    runtime.start("learner-0", roles.offer_and_sleep, 12.0)
+    asked: list[float] = []
+
+    def stop(role: str, record: dict[str, object]) -> None:
+        asked.append(time.monotonic())
+        runtime.stop(hurry=True)
+
+    assert runtime.supervise(stop) == {"learner-0": {"updates": 7}}
+    assert time.monotonic() - asked[0] < 11.0
+
+
+def test_a_role_that_is_late_and_has_no_whole_state_is_named(runtime: Runtime) -> None:
+    runtime.start("learner-0", partial(roles.offer_and_sleep, whole=False), 12.0)
+    with pytest.raises(RoleFailed, match="learner-0 failed: "):
+        runtime.supervise(lambda role, record: runtime.stop(hurry=True))
+
+
+def test_a_state_that_cannot_be_collected_does_not_hide_the_failure(runtime: Runtime) -> None:
+    runtime.start("learner-0", roles.offer_and_raise, "boom")
+    with pytest.raises(RoleFailed, match="learner-0 failed: ValueError: boom"):
+        runtime.supervise(lambda role, record: None)
 
 
 def test_a_late_actor_does_not_spoil_a_stop_that_has_its_state() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import pickle
 import pickletools
+import shutil
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from repertory import A2CConfig, Agent, checkpoints, evaluate, train
+from repertory import Agent, checkpoints, evaluate, resume
 from repertory.checkpoints import (
     FORMAT_VERSION,
     KEYS,
@@ -40,10 +40,11 @@ from repertory.checkpoints import (
     set_aside_after,
     spec_text,
 )
-from repertory.config import RunConfig, from_yaml, to_yaml
+from repertory.config import RunConfig, to_yaml
 from repertory.environments.base import EnvironmentSpec
 from repertory.models.networks import build_model
 from repertory.optimizers import load_in_place, optimizer_for, prepare_state
+from repertory.step_names import step_path
 from tests.programs import run_program
 
 SPEC = EnvironmentSpec(
@@ -358,11 +359,12 @@ def test_b98_a_stored_checkpoint_of_each_format_plays_and_goes_on(tmp_path: Path
     agent = Agent.load(stored)
     assert agent.env_steps == 423
     assert evaluate(agent, episodes=2).to_record()["episode_length_mean"] > 1
-    config = from_yaml(A2CConfig, load(stored)["config"])
-    result = train(
-        dataclasses.replace(config, resume_from=stored, total_steps=800, run_dir=tmp_path / "run")
-    )
-    assert result.env_steps >= 800
+    run_dir = tmp_path / "run"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    shutil.copy(stored, step_path(run_dir / "checkpoints", 423))
+    (run_dir / "config.yaml").write_text(load(stored)["config"])
+    (run_dir / "metrics.jsonl").touch()
+    assert resume(run_dir, total_steps=800).env_steps >= 800
 
 
 def test_a_failed_write_leaves_the_file_of_before(

@@ -16,6 +16,7 @@ from repertory.environments import describe
 from repertory.learners import Learner
 from repertory.progress import Stopwatch
 from repertory.runtimes.inline import InlineRuntime
+from repertory.runtimes.stops import OutOfTime
 from repertory.trajectories import Trajectory, split, stack
 from tests.alone import Alone, Line
 from tests.probes import Counter
@@ -79,6 +80,23 @@ def test_garbage_in_invalid_rows_changes_nothing() -> None:
     left.update(clean, partial(targets, CONFIG))
     right.update(dirty, partial(targets, CONFIG))
     assert torch.equal(parameters(left), parameters(right))
+
+
+def test_an_update_that_is_cut_short_leaves_no_state_to_be_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learner, batch = make(), play()
+    assert learner.update(batch, partial(targets, CONFIG))
+    assert learner.state_dict()["updates"] == 1
+
+    def step() -> None:
+        raise OutOfTime
+
+    monkeypatch.setattr(learner._optimizer, "step", step)
+    with pytest.raises(OutOfTime):
+        learner.update(batch, partial(targets, CONFIG))
+    with pytest.raises(RuntimeError, match="an update is half made"):
+        learner.state_dict()
 
 
 @pytest.mark.parametrize("normalize", [False, True])

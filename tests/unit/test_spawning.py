@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -153,13 +155,46 @@ def test_a_child_whose_server_was_killed_can_be_ended_and_another_one_started() 
 
 
 def test_what_is_registered_for_the_end_of_a_child_is_run(tmp_path: Path) -> None:
-    process = start_child("child", _register, str(tmp_path / "ended"))
+    process = start_child("child", _register, str(tmp_path))
     process.join(50)
-    assert (tmp_path / "ended").exists()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"ended"}  # and nothing of a temporary folder that was still open
 
 
-def _register(path: str) -> None:
-    atexit.register(Path(path).touch)
+def _register(folder: str) -> None:
+    atexit.register((Path(folder) / "ended").touch)
+    _open.append(tempfile.TemporaryDirectory(dir=folder))
+    warnings.simplefilter("ignore", ResourceWarning)  # that it was closed at the end
+
+
+_open: list[Any] = []
+
+
+def test_what_the_users_own_module_registers_is_run_at_the_end_of_a_child(tmp_path: Path) -> None:
+    """A module is imported with the function, before anything of the child's own runs."""
+    (tmp_path / "simulator.py").write_text(
+        "import atexit, pathlib\n"
+        "atexit.register((pathlib.Path(__file__).parent / 'ended').touch)\n"
+        "def play(): pass\n"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import os, pathlib, simulator\n"
+        "from repertory.spawning import start_child\n"
+        "start_child('child', simulator.play).join()\n"
+        f"print((pathlib.Path({str(tmp_path)!r}) / 'ended').exists())\n"
+    )
+    assert run_alone(code) == "True\n"
+
+
+def test_what_is_no_text_in_the_path_of_modules_is_skipped() -> None:
+    """As Python itself does."""
+    code = (
+        "import pathlib, sys; sys.path.append(pathlib.Path('elsewhere'))\n"
+        "from repertory.spawning import start_child\n"
+        "start_child('child', print, 'begun').join()\n"
+    )
+    assert run_alone(code) == "begun\n"
 
 
 def run_alone(code: str, **variables: str) -> str:

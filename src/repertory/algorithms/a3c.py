@@ -66,8 +66,15 @@ class A3CConfig(RunConfig):
         """Whether the roles that learn make every update together."""
         return False
 
+    @property
+    def transitions_together(self) -> int:
+        """Transitions of one worker: its gradient is its own."""
+        return self.unroll_length * self.num_envs
+
     def conflict(self) -> str | None:
         """What is wrong with settings that are each in their range, on one line."""
+        if self.runtime == "ray" and (self.device == "cuda" or self.learner_gpus):
+            return "workers of a3c are on CPUs with runtime=ray: leave device and learner_gpus out"
         if self.sync == "copy" and self.tau != 0.5:
             return "tau has no meaning with sync=copy; pytorch-a3c's tau is gae_lambda here"
         if self.too_old == "recompute" and self.max_lag is None:

@@ -60,7 +60,7 @@ class IMPALAConfig(RunConfig):
     """Unrolls of each actor that may wait; together with the batch it bounds the policy lag."""
     prefetch: bool | None = None
     """Copy the next batch while this one is learned from, which may add an update to the policy
-    lag; by default where the learner has a GPU."""
+    lag (`runtime=processes`); by default where the learner has a GPU."""
     max_lag: int | None = None
     """Drop trajectories that are more updates old than this; none for no limit."""
     vtrace_lambda: float = 1.0
@@ -83,6 +83,9 @@ class IMPALAConfig(RunConfig):
     """Trajectories of one column that each learner's replay keeps."""
     replay_max_bytes: int = 4_000_000_000
     """Bytes that each learner's replay takes at most; may leave room for fewer trajectories."""
+    checkpoint_replay: bool = False
+    """Keep replay in every checkpoint, which grows by as much; otherwise a run that goes on, and
+    with `exact_resume` every leg of it, begins with an empty one."""
 
     @property
     def num_players(self) -> int:
@@ -104,6 +107,12 @@ class IMPALAConfig(RunConfig):
         """Whether actors wait for versions by number, also for those without an update."""
         return self.schedule == "fixed"
 
+    @property
+    def transitions_together(self) -> int:
+        """Transitions of all learners' batches."""
+        unrolls = sum(batch_size(rank, self) for rank in range(self.num_learners))
+        return self.unroll_length * self.num_envs * unrolls
+
     def conflict(self) -> str | None:
         """What is wrong with settings that are each in their range, on one line."""
         if self.schedule == "fixed" and self.batch_trajectories is not None:
@@ -112,6 +121,10 @@ class IMPALAConfig(RunConfig):
             return "advantage_clip has no meaning with surrogate=clip, whose ratio is the weight"
         if self.schedule == "fixed" and self.max_lag is not None and self.max_lag < self.passes:
             return "schedule=fixed has a lag of one batch always: max_lag must be at least passes"
+        if self.checkpoint_replay and (self.replay_share == 0.0 or self.num_learners > 1):
+            return (
+                "checkpoint_replay is of one learner that replays: set replay_share and one learner"
+            )
         if self.exact_resume and self.schedule != "fixed":
             return "exact_resume needs schedule=fixed: what comes first is never the same twice"
         return super().conflict()
@@ -311,7 +324,13 @@ def make_replay(
         generator_for(played_seed(config), Stream.REPLAY, rank),
     )
     message = f"replay of learner {rank}: {replay.capacity:,} trajectories, {replay.nbytes:,} bytes"
-    context.report({"kind": "event", "event": "replay", "message": f"{message} when full"})
+    message += " when full"
+    if config.checkpoint_replay:
+        message += ", and as many in every checkpoint"
+        if (kept := learner.keep("replay", replay.state_dict)) is not None:
+            replay.load_state_dict(kept)
+            message += f"; it goes on with {len(replay):,}"
+    context.report({"kind": "event", "event": "replay", "message": message})
     return replay
 
 

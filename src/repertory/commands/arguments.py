@@ -56,6 +56,9 @@ class TrainArguments:
     print_config: bool
 
 
+_NO_FLAGS = ("resume_from",)
+"""Settings that are not for users to set."""
+
 _SOURCES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "preset": ("NAME", "Preset to start from, or `none`; by default the environment's own."),
@@ -263,6 +266,8 @@ def _read_flags(
         field = _flag_field(name, metavar, text, None) if metavar else _switch(name, text)
         groups["Sources"].append(field)
     for name, doc in field_docs(type(defaults)).items():
+        if name in _NO_FLAGS:
+            continue
         hint, default = hints[name], getattr(defaults, name)
         if hint is bool:
             field = name, Annotated[bool, tyro.conf.arg(help=doc.text)], default
@@ -285,7 +290,7 @@ def _read_flags(
         args=list(arguments),
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {name: getattr(defaults, name) for name in _NO_FLAGS}
     for group in vars(parsed).values():
         given |= vars(group)
     if isinstance(given["env_kwargs"], list):

@@ -483,9 +483,11 @@ def build_model(
         space.shape, torso, memory, head, value_torso=value_torso, precision=precision
     )
     _initialize(model, network, initialization)
-    for module in model.modules():
-        if isinstance(module, ImageConvolution):
-            module.standardized = standardize_images
+    convolutions = [part for part in model.modules() if isinstance(part, ImageConvolution)]
+    if standardize_images and not convolutions:
+        raise ValueError(f"standardize_images is for images, and network {network!r} takes none")
+    for convolution in convolutions:
+        convolution.standardized = standardize_images
     return model
 
 

@@ -7,6 +7,7 @@ Where no role can proceed, that is a deadlock, and is said instead of waited for
 
 from __future__ import annotations
 
+import math
 import threading
 import traceback
 from collections import deque
@@ -23,6 +24,7 @@ from repertory.parameters import flatten, snapshot_size, travelling_tensors, unf
 from repertory.runtimes.base import Order, Push, Role, RoleFailed, SharedModelWorker
 from repertory.runtimes.hogwild import NoLock, SharedParameters
 from repertory.runtimes.shared_memory import Channel
+from repertory.runtimes.stops import GRACE_SECONDS, LATE, NOT_BEGUN, Stop, state_left
 from repertory.seeds import global_generators, restore_global_generators
 from repertory.trajectories import Trajectory, TrajectorySpec, stack
 
@@ -305,7 +307,7 @@ class _Presence:
 
     @property
     def stopping(self) -> bool:
-        return self._runtime._stop
+        return self._runtime._stop.asked
 
     def beat(self) -> None:
         """Nobody counts them."""
@@ -340,7 +342,7 @@ class InlineRuntime:
         """Nothing runs before `supervise`."""
         self._baton = _Baton()
         self.results: dict[str, Any] = {}
-        self._stop = False
+        self._stop = Stop(math.inf)  # without a hurry, roles have the time that they take
         self._states_asked = 0
         self._last_states: dict[str, Callable[[], Mapping[str, Any]]] = {}
         self._deliver: Callable[[str, Record], None] = lambda name, record: None
@@ -358,7 +360,7 @@ class InlineRuntime:
 
     def learner_group(self, model: nn.Module, num_learners: int) -> _Group:
         """See `Runtime`."""
-        return _Group(self._baton, lambda: self._stop, num_learners)
+        return _Group(self._baton, lambda: self._stop.asked, num_learners)
 
     def shared_model(
         self,
@@ -411,21 +413,38 @@ class InlineRuntime:
         for thread in pool:
             thread.start()
         self._baton.begin()
-        while not self._baton.finished.wait(0.2):
-            pass  # waiting in short spells lets a signal's handler run
-        for thread in pool:
+        late = None
+        while late is None and not self._baton.finished.wait(0.2):  # short: signals are handled
+            if self._stop.over(GRACE_SECONDS / 2):
+                late = self._leave_behind()
+        for thread in pool if late is None else []:
             thread.join()
         torch.set_num_threads(threads_before)
         restore_global_generators(generators_before)
         if self._baton.failure is not None:
             for name, collect in self._last_states.items():
-                self.results.setdefault(name, collect())
+                if name not in self.results:
+                    self.results[name] = state_left(collect)
         if self._parents_error is not None:
             raise self._parents_error
-        if self._baton.failure is not None:
+        have_a_state = any(result is not None for result in self.results.values())
+        if self._baton.failure is not None and not (late and have_a_state):
             self._baton.failure.results = self.results
             raise self._baton.failure
         return self.results
+
+    def _leave_behind(self) -> _Thread | None:
+        """The role that runs and does not end, if there is one.
+
+        A thread cannot be ended from outside. It and those that wait for it go their ways once it
+        comes to a verb, and hold up nobody.
+        """
+        late = self._baton.holder
+        if late is not None:
+            begun = late.name in self._last_states
+            self._baton.failure = RoleFailed(late.name, LATE if begun else NOT_BEGUN)
+            self._deliver = lambda name, record: None
+        return late
 
     def collect_state(self) -> None:
         """See `Runtime`."""
@@ -441,8 +460,8 @@ class InlineRuntime:
             raise _Aborted from error
 
     def stop(self, *, hurry: bool = False) -> None:
-        """See `Runtime`. There is nobody to use force on."""
-        self._stop = True
+        """See `Runtime`."""
+        self._stop.ask(hurry)
 
     def close(self) -> None:
         """See `Runtime`. Threads end with `supervise`; there is nothing else."""

@@ -19,6 +19,7 @@ import torch
 from repertory.metrics import Record
 from repertory.runtimes.base import Role, is_loss
 from repertory.runtimes.shared_memory import Channel, Endpoint, shared_zeros
+from repertory.runtimes.stops import OutOfTime, answer_no_requests, end_on_request, state_left
 
 POLL_SECONDS = 0.1  # how soon a waiting role sees that the run is over
 _MAX_ROLES = 1024
@@ -86,7 +87,13 @@ class Context:
         self._index = index
         self._pipe = pipe
         self._states_given = 0
+        self._sending = False
         self.last_state: Callable[[], Mapping[str, Any]] | None = None
+
+    @property
+    def may_be_cut_short(self) -> bool:
+        """Whether the run is over, and no half of a message would be left in the pipe."""
+        return self.control.aborted and not self._sending
 
     @property
     def stopping(self) -> bool:
@@ -117,7 +124,10 @@ class Context:
 
     def send(self, kind: str, content: Any) -> None:
         """Plain pickle: it copies tensors, where that of multiprocessing would share them."""
-        self._pipe.send_bytes(pickle.dumps((kind, content)))
+        message = pickle.dumps((kind, content))
+        self._sending = True
+        self._pipe.send_bytes(message)
+        self._sending = False
 
     def wait_for(self, channels: list[Channel]) -> list[Channel]:
         """Wait until messages lie in some of `channels`; an empty list when the run is over.
@@ -160,12 +170,17 @@ def run_role(
     for argument in arguments:
         if isinstance(argument, Endpoint):
             argument.attach(context)
+    end_on_request(lambda: context.may_be_cut_short)
     try:
         result = role(context, *arguments)
+        answer_no_requests()
         context.send("result", result)
+    except OutOfTime:
+        if (state := state_left(context.last_state)) is not None:
+            context.send("result", state)
     except BaseException as error:
+        answer_no_requests()
         reason = f"{type(error).__name__}: {error}"
-        state = None if context.last_state is None else dict(context.last_state())
         with contextlib.suppress(OSError):
             kind = "lost" if is_loss(error) else "error"
-            context.send(kind, (reason, traceback.format_exc(), state))
+            context.send(kind, (reason, traceback.format_exc(), state_left(context.last_state)))

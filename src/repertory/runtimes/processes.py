@@ -215,6 +215,9 @@ class ProcessRuntime:
                     raise self._failure
         finally:
             late = [child for child in self._children if not child.ended]
+            if self._stop.asked:
+                for child in late:
+                    child.process.terminate()  # whatever it is in, it hands over what it has
             self.close()
             self._keep_late_results()
             if self._stop.asked:

@@ -26,6 +26,7 @@ from repertory import checkpoints
 from repertory.metrics import Record
 from repertory.runtimes.base import is_loss
 from repertory.runtimes.ray_cluster.wire import Bytes, receive, send
+from repertory.runtimes.stops import OutOfTime, answer_no_requests, end_on_request, state_left
 from repertory.spawning import leave_signals_to_the_parent
 
 _BEAT_SECONDS = 0.2  # between two signs of life that say nothing else
@@ -66,6 +67,7 @@ class Line:
         self._answers: queue.SimpleQueue[tuple[int, str, Any, list[Tensor]]] = queue.SimpleQueue()
         self._asked = 0
         self._last_beat = 0.0
+        self._sending = False
         threading.Thread(target=self._listen, daemon=True).start()
 
     def ask(
@@ -116,7 +118,14 @@ class Line:
 
     def send(self, *header: Any, buffers: Sequence[Bytes] = ()) -> None:
         """Send a message that has no answer."""
+        self._sending = True
         send(self._connection, *header, buffers=buffers)
+        self._sending = False
+
+    @property
+    def may_be_cut_short(self) -> bool:
+        """Whether the run is over, and no half of a message would be left in the socket."""
+        return self.aborted and not self._sending
 
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -173,16 +182,23 @@ def run_role(descriptor: int) -> None:
     checkpoints.bring(files)
     line = Line(connection, name, patience)
     context = Context(name, starts, line)
+    end_on_request(lambda: line.may_be_cut_short)
     try:
         torch.set_num_threads(threads)
         role, arguments = pickle.loads(packed)
         for argument in arguments:
             if hasattr(argument, "attach_line"):
                 argument.attach_line(line)
-        line.send("result", pickle.dumps(role(context, *arguments)))
+        result = role(context, *arguments)
+        answer_no_requests()
+        line.send("result", pickle.dumps(result))
+    except OutOfTime:
+        if (state := state_left(context.last_state)) is not None:
+            line.send("result", pickle.dumps(state))
     except BaseException as error:
+        answer_no_requests()
         reason = f"{type(error).__name__}: {error}"
-        state = None if context.last_state is None else dict(context.last_state())
+        state = state_left(context.last_state)
         with contextlib.suppress(OSError):
             kind = "lost" if is_loss(error) else "error"
             line.send(kind, pickle.dumps((reason, traceback.format_exc(), state)))

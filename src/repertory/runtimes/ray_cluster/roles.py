@@ -22,6 +22,7 @@ class RoleRecord:
         answered: Whether this seat has ever answered.
         silent_seconds: Since it last did; counted a look at a time, and a look counts little.
         reason: Why it is about to end, where it has said so itself.
+        cut_short: Whether its seat was asked to have it end at once.
     """
 
     name: str
@@ -37,6 +38,7 @@ class RoleRecord:
     answered: bool = False
     silent_seconds: float = 0.0
     reason: str | None = None
+    cut_short: bool = False
     ended: bool = False
 
     @property

@@ -221,6 +221,8 @@ class RayRuntime:
                 self._read_news(on_record)
                 self._look_for_the_lost(on_record)
                 self._aborted |= self._stop.over()
+                if self._stop.over(GRACE_SECONDS / 2):
+                    self._cut_short()
                 if self._stop.over(GRACE_SECONDS):
                     break
                 if self._failure is not None:
@@ -262,6 +264,13 @@ class RayRuntime:
         self._models.clear()
         self._homes.clear()
         self._connection.close()
+
+    def _cut_short(self) -> None:
+        """Have roles that are late hand over what they have; said once."""
+        for role in self._roles:
+            if role.seat is not None and not role.ended and not role.cut_short:
+                role.cut_short = True
+                role.seat.cut_short.remote()
 
     def _place(self, kind: str, *how: Any) -> str:
         key = f"{kind}-{next(self._numbers)}"

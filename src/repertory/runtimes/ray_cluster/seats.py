@@ -165,6 +165,11 @@ class Seat:
         if self._child is not None:
             await asyncio.to_thread(self._child.tell, "flags", *self._flags)
 
+    async def cut_short(self) -> None:
+        """Have the role leave what it is in the midst of, and hand over what it has."""
+        if self._child is not None:
+            self._child.process.terminate()
+
     async def end(self) -> None:
         """Kill the role's process, if it still runs."""
         if self._child is not None:
@@ -244,7 +249,7 @@ class Seat:
                 allowed = max(allowed, seating.start_seconds)
             if child.silent_seconds > allowed and child.reason is None:
                 child.reason = (
-                    f"no sign of life for {seating.timeout_seconds:g} s (pid {child.process.pid}); "
+                    f"no sign of life for {allowed:g} s (pid {child.process.pid}); "
                     "if an unroll or an update may take longer, raise role_timeout_seconds"
                 )
                 child.process.kill()

@@ -227,8 +227,8 @@ class RunConfig:
 
     @property
     def transitions_together(self) -> int:
-        """Transitions that an update is made of, and whose advantages are normalised together."""
-        return self.unroll_length * self.num_envs * self.num_players
+        """Transitions of an update, whose advantages are normalised together; here one role's."""
+        return self.unroll_length * self.num_envs
 
     def conflict(self) -> str | None:
         """What is wrong with settings that are each in their range, on one line."""
@@ -236,6 +236,8 @@ class RunConfig:
             return "exact_resume needs checkpoint_steps: it goes on from checkpoints by env steps"
         if self.last_inputs and self.core == "none":
             return "last_inputs needs a recurrent core: set core to lstm or gru"
+        if self.runtime == "ray" and self.device == "cuda" and not self.learner_gpus:
+            return "device=cuda on a Ray cluster needs learner_gpus, or Ray gives it none"
         if self.normalize_advantages and self.transitions_together == 1:
             return "normalize_advantages takes more than one transition: a single one becomes 0"
         return None
@@ -410,8 +412,6 @@ def validate(config: RunConfig) -> None:
         )
     if config.runtime != "ray" and config.address != "local":
         raise ConfigError(f"address is of a Ray cluster, and runtime is {config.runtime}, not ray")
-    if config.runtime == "ray" and config.device == "cuda" and not config.learner_gpus:
-        raise ConfigError("device=cuda on a Ray cluster needs learner_gpus, or Ray gives it none")
     if (conflict := config.conflict()) is not None:
         raise ConfigError(conflict)
 

@@ -52,6 +52,7 @@ ARRANGEMENTS = {
         schedule="fixed",
         replay_share=0.5,
         replay_capacity=30,
+        checkpoint_replay=True,
         passes=2,
     ),
 }

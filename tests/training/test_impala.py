@@ -15,7 +15,7 @@ from repertory.algorithms import impala
 from repertory.algorithms.impala import IMPALAConfig
 from repertory.checkpoints import load
 from repertory.environments import describe, seeds_for
-from repertory.training import train
+from repertory.training import resume, train
 from tests import probes
 from tests.training.watched import WatchedRuntime
 
@@ -136,6 +136,29 @@ def test_b25_as_many_updates_whatever_the_number_of_actors(runtime: Any, tmp_pat
         found[num_actors] = (updates, mean, result.episode_return_mean)
         assert load(result.checkpoint)["updates"] == updates
     assert abs(found[1][0] - found[2][0]) <= 1, f"updates, mean lag, return: {found}"
+
+
+def test_replay_that_is_kept_in_checkpoints_goes_on_and_otherwise_begins_empty(
+    tmp_path: Path,
+) -> None:
+    for kept in (False, True):
+        config = IMPALAConfig(
+            env="CartPole-v1",
+            runtime="inline",
+            hidden_sizes=(8,),
+            replay_share=0.5,
+            replay_capacity=20,
+            checkpoint_replay=kept,
+            total_steps=500,
+            run_dir=tmp_path / f"run-{kept}",
+        )
+        first = train(config)
+        assert ("replay" in load(first.checkpoint)) == kept
+        resume(first.run_dir, total_steps=1000)
+        lines = (first.run_dir / "metrics.jsonl").read_text().splitlines()
+        told = [r["message"] for r in map(json.loads, lines) if r.get("event") == "replay"]
+        assert [("in every checkpoint" in message) for message in told] == [kept, kept]
+        assert told[1].endswith("; it goes on with 20") == kept
 
 
 def test_replay_is_told_of_and_counts_no_env_step_and_no_episode(tmp_path: Path) -> None:

@@ -554,8 +554,18 @@ def test_the_best_is_not_lost_where_newer_checkpoints_are_set_aside(tmp_path: Pa
     older, newer = (save_step(tmp_path, state_of(model, steps)) for steps in (1000, 1500))
     point(tmp_path, "best", newer)
     set_aside_after(tmp_path, older)
-    assert resolve(tmp_path / "best") == older
+    assert resolve(tmp_path / "best") == resolve(tmp_path / "latest") == older
     assert (tmp_path / f"set_aside_{newer.name}").is_file()
+
+
+def test_what_was_set_aside_before_stays(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    older = save_step(tmp_path, state_of(model))
+    for _ in range(2):
+        save_step(tmp_path, state_of(model, 2000))
+        set_aside_after(tmp_path, older)
+    aside = sorted(path.name for path in tmp_path.glob("set_aside_*"))
+    assert aside == ["set_aside_step_000000002000.pt", "set_aside_step_000000002000_2.pt"]
 
 
 def test_halves_of_files_go_with_a_resume(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repertory.algorithms import ALGORITHMS
+from repertory.algorithms.a3c import A3CConfig
+from repertory.algorithms.batched_a2c import BatchedA2CConfig
+from repertory.algorithms.impala import IMPALAConfig
 from repertory.config import (
     ConfigError,
     RunConfig,
@@ -338,7 +341,49 @@ def test_threads_are_shared_out_of_the_cores_that_this_process_may_use(
     assert RunConfig(env="CartPole-v1").threads_per_player == 2
 
 
-def test_one_transition_cannot_be_normalised() -> None:
-    config = RunConfig(env="CartPole-v1", normalize_advantages=True, num_envs=1, unroll_length=1)
+ONE_TICK: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "normalize_advantages": True,
+    "num_envs": 1,
+    "unroll_length": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RunConfig(**ONE_TICK),
+        A3CConfig(**ONE_TICK, num_workers=2),  # each worker's gradient is its own
+        IMPALAConfig(**ONE_TICK, num_actors=4, batch_trajectories=1),
+    ],
+)
+def test_one_transition_cannot_be_normalised(config: RunConfig) -> None:
     with pytest.raises(ConfigError, match="a single one becomes 0"):
+        validate(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BatchedA2CConfig(**ONE_TICK, num_actors=2),
+        IMPALAConfig(**ONE_TICK, num_actors=1, batch_trajectories=2),
+        IMPALAConfig(**ONE_TICK, num_actors=2, num_learners=2),
+    ],
+)
+def test_several_transitions_are_normalised_together(config: RunConfig) -> None:
+    validate(config)
+
+
+@pytest.mark.parametrize("settings", [{"device": "cuda"}, {"learner_gpus": 1.0}])
+def test_workers_on_a_cluster_have_no_gpus(settings: dict[str, Any]) -> None:
+    """They were hidden from every worker, which failed long after the start."""
+    config = A3CConfig(env="CartPole-v1", runtime="ray", **settings)
+    with pytest.raises(ConfigError, match="workers of a3c are on CPUs"):
+        validate(config)
+
+
+@pytest.mark.parametrize("settings", [{}, {"replay_share": 0.5, "num_learners": 2}])
+def test_replay_is_kept_of_one_learner_that_has_one(settings: dict[str, Any]) -> None:
+    config = IMPALAConfig(env="CartPole-v1", checkpoint_replay=True, **settings)
+    with pytest.raises(ConfigError, match="checkpoint_replay is of one learner"):
         validate(config)

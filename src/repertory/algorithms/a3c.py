@@ -66,11 +66,6 @@ class A3CConfig(RunConfig):
         """Whether the roles that learn make every update together."""
         return False
 
-    @property
-    def transitions_together(self) -> int:
-        """Transitions of one worker: its gradient is its own."""
-        return self.unroll_length * self.num_envs
-
     def conflict(self) -> str | None:
         """What is wrong with settings that are each in their range, on one line."""
         if self.runtime == "ray" and (self.device == "cuda" or self.learner_gpus):

@@ -63,6 +63,11 @@ class BatchedA2CConfig(RunConfig):
         """Roles that learn and tell of it."""
         return self.num_learners
 
+    @property
+    def transitions_together(self) -> int:
+        """Transitions of all actors."""
+        return self.unroll_length * self.num_envs * self.num_actors
+
 
 def train(config: BatchedA2CConfig, environment: EnvironmentSpec, runtime: Runtime) -> None:
     """Start the learners and, if they are roles of their own, the actors."""

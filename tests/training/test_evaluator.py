@@ -164,16 +164,17 @@ def test_a_checkpoint_that_died_with_its_evaluator_is_told_and_the_next_one_play
     assert [record["kind"] for record in found] == ["event", "eval"]
 
 
+@pytest.mark.parametrize("runtime", ["inline", "processes"])
 def test_b69_nobody_waits_for_an_endless_game_when_the_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An evaluation that never ends holds up everything.
+    """An evaluation that never ends holds up everything; that it was given up is told.
 
     Source: hill-a/stable-baselines#876; muupan/async-rl#5; takuseno/d3rlpy#209.
     """
     monkeypatch.setattr("repertory.runs._LAST_EVALUATION_SECONDS", 1.0)
     never_ends = partial(probes.Constant, gymnasium.spaces.Box(0, 1, (2,)), np.zeros(2))
-    settings = {**SETTINGS, "env": never_ends, "runtime": "inline"}
+    settings = {**SETTINGS, "env": never_ends, "runtime": runtime}
     config = A2CConfig(**{**settings, "max_minutes": 0.05}, run_dir=tmp_path / "run")
     started = time.monotonic()
     result = train(config)
@@ -182,4 +183,12 @@ def test_b69_nobody_waits_for_an_endless_game_when_the_time_is_over(
     (event, *_) = [
         record for record in records(result.run_dir, "event") if "evaluation" in record["event"]
     ]
-    assert "given up" in event["message"]
+    assert ("given up" if runtime == "inline" else "fewer evaluation_episodes") in event["message"]
+
+
+def test_what_is_told_after_the_last_update_cannot_change_why_the_run_ended(
+    tmp_path: Path,
+) -> None:
+    config = A2CConfig(**{**SETTINGS, "runtime": "inline"}, run_dir=tmp_path / "run")
+    result = train(config, on_record=lambda record: record["kind"] != "end")
+    assert result.reason == "total_steps"

@@ -129,11 +129,16 @@ class HogwildWorker(Endpoint):
         with self._lock.hold(self._given_up) as held:
             if not held:
                 return None
-            self._pulled, env_steps = self._totals()
+            _, env_steps = self.note_version()
             own, shared = travelling_tensors(model), travelling_tensors(self._model)
             move_towards(own, shared, tau)
             left = 0.0 if tau == 1.0 else distance(own, shared)
         return Pull(self._pulled, env_steps, left)
+
+    def note_version(self) -> tuple[int, int]:
+        """Updates and env steps so far; a later push is as old as what has come since."""
+        self._pulled, env_steps = self._totals()
+        return self._pulled, env_steps
 
     def push(
         self,

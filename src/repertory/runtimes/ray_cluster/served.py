@@ -7,7 +7,6 @@ give bytes. What is not here: the Ray actor that calls them (`servers`), and a w
 
 from __future__ import annotations
 
-import copy
 import pickle
 
 import numpy as np
@@ -41,7 +40,6 @@ class ServedModel:
         """
         torch.set_num_threads(threads)
         self._model, optimizer = pickle.loads(packed)
-        self._copy = copy.deepcopy(self._model)
         self._dtype = travelling_tensors(self._model)[0].dtype
         shared = SharedParameters(
             self._model,
@@ -58,9 +56,7 @@ class ServedModel:
 
     def pull(self, index: int) -> tuple[int, int, Bytes]:
         """Updates, env steps and the parameters, for one worker."""
-        pulled = self._workers[index].pull(self._copy)
-        assert pulled is not None
-        return pulled.version, pulled.env_steps, self.parameters()
+        return *self._workers[index].note_version(), self.parameters()
 
     def push(
         self,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from repertory.algorithms import impala
 from repertory.algorithms.impala import IMPALAConfig
@@ -136,6 +137,29 @@ def test_b25_as_many_updates_whatever_the_number_of_actors(runtime: Any, tmp_pat
         found[num_actors] = (updates, mean, result.episode_return_mean)
         assert load(result.checkpoint)["updates"] == updates
     assert abs(found[1][0] - found[2][0]) <= 1, f"updates, mean lag, return: {found}"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("actor_device", ["cpu", "auto"])
+def test_learners_and_actors_on_a_gpu_learn_from_all_that_is_played(
+    actor_device: Any, tmp_path: Path
+) -> None:
+    config = IMPALAConfig(
+        env="CartPole-v1",
+        hidden_sizes=(8,),
+        core="lstm",
+        num_actors=2,
+        device="cuda",
+        actor_device=actor_device,
+        passes=2,
+        replay_share=0.5,
+        total_steps=2000,
+        run_dir=tmp_path / "run",
+    )
+    result = train(config)
+    assert result.env_steps >= 2000
+    assert load(result.checkpoint)["updates"] > 0
 
 
 def test_replay_that_is_kept_in_checkpoints_goes_on_and_otherwise_begins_empty(

@@ -52,6 +52,9 @@ class IMPALAConfig(RunConfig):
     """Actors; each plays `num_envs` columns and does nothing else."""
     num_learners: int = 1
     """Learners that sum their gradients and stay equal; learner r has the actors r, r + L, ..."""
+    actor_device: Literal["cpu", "auto"] = "cpu"
+    """Where actors choose actions; `auto` is where the model learns, which pays off with many
+    columns to an actor."""
     batch_trajectories: int | None = None
     """Unrolls of actors in a learner's batch; by default as many as it has actors."""
     schedule: Literal["free", "fixed"] = "free"
@@ -121,6 +124,8 @@ class IMPALAConfig(RunConfig):
             return "advantage_clip has no meaning with surrogate=clip, whose ratio is the weight"
         if self.schedule == "fixed" and self.max_lag is not None and self.max_lag < self.passes:
             return "schedule=fixed has a lag of one batch always: max_lag must be at least passes"
+        if self.runtime == "ray" and self.actor_device != "cpu":
+            return "actors have no GPU with runtime=ray: leave actor_device out"
         if self.checkpoint_replay and (self.replay_share == 0.0 or self.num_learners > 1):
             return (
                 "checkpoint_replay is of one learner that replays: set replay_share and one learner"
@@ -203,6 +208,8 @@ def act(
     """
     stopwatch = Stopwatch()
     model = models.create_on_cpu(config, environment)
+    if config.actor_device == "auto":
+        model.to(models.device_of(config, index))
     actor = Actor.create(
         config, environment, model, stopwatch, indices=[index], starts=context.starts
     )

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -258,6 +259,7 @@ def main() -> None:
             for child in psutil.Process().children(recursive=True):
                 if child.pid not in before:  # of a case that failed; the next one starts clean
                     child.kill()
+        case.message = re.sub(r"/\S*/", "", case.message)  # of paths, the last part
         cases.append(case)
         sys.stdout.write(f"{number + 1}: {case}\n")
         sys.stdout.flush()

@@ -174,7 +174,7 @@ def test_b69_nobody_waits_for_an_endless_game_when_the_time_is_over(
     """
     monkeypatch.setattr("repertory.runs._LAST_EVALUATION_SECONDS", 1.0)
     never_ends = partial(probes.Constant, gymnasium.spaces.Box(0, 1, (2,)), np.zeros(2))
-    settings = {**SETTINGS, "env": never_ends, "runtime": runtime}
+    settings = {**SETTINGS, "env": never_ends, "runtime": runtime, "total_steps": 10**7}
     config = A2CConfig(**{**settings, "max_minutes": 0.05}, run_dir=tmp_path / "run")
     started = time.monotonic()
     result = train(config)

@@ -100,7 +100,8 @@ def read_config(arguments: Arguments) -> RunConfig:
     if arguments.protocol:
         words += ["--protocol", arguments.protocol]
     config = parse_train([*words, *as_words(arguments.flags)]).configs[0]
-    if isinstance(config, BatchedA2CConfig) and "num-learners" not in str(arguments.flags):
+    given = {flag.partition("=")[0].replace("_", "-") for flag in arguments.flags}
+    if isinstance(config, BatchedA2CConfig) and "num-learners" not in given:
         config = dataclasses.replace(config, num_learners=min(config.num_actors, num_cores()))
     return config
 

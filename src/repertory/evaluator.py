@@ -31,6 +31,7 @@ Env = str | Callable[..., Any]
 
 _GRACE_SECONDS = 2.0
 _PATIENCE_SECONDS = 1800.0  # for one evaluation; a hung environment shall not keep a run alive
+_TOO_LONG = f"given up after {_PATIENCE_SECONDS:g} s; ask for fewer evaluation_episodes"
 
 
 class Evaluator:
@@ -95,10 +96,7 @@ class Evaluator:
             if self.busy and time.monotonic() - self._handed_over > _PATIENCE_SECONDS:
                 self._end()
                 for checkpoint in self.waiting[self._records.qsize() :]:
-                    reason = (
-                        f"it took more than {_PATIENCE_SECONDS:g} s, and was given up; ask for "
-                    )
-                    self._records.put(_failed(checkpoint, f"{reason}fewer evaluation_episodes"))
+                    self._records.put(_failed(checkpoint, _TOO_LONG))
         found = []
         while not self._records.empty():
             found.append(self._records.get())

@@ -185,7 +185,7 @@ def test_a_role_that_is_late_hands_over_the_state_that_it_last_offered(runtime: 
 
 def test_a_role_that_is_late_and_has_no_whole_state_is_named(runtime: Runtime) -> None:
     runtime.start("learner-0", partial(roles.offer_and_sleep, whole=False), 12.0)
-    with pytest.raises(RoleFailed, match="learner-0 failed: "):
+    with pytest.raises(RoleFailed, match="learner-0 failed: it was asked to stop and did not end"):
         runtime.supervise(lambda role, record: runtime.stop(hurry=True))
 
 

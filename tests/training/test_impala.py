@@ -183,6 +183,10 @@ def test_replay_that_is_kept_in_checkpoints_goes_on_and_otherwise_begins_empty(
         told = [r["message"] for r in map(json.loads, lines) if r.get("event") == "replay"]
         assert [("in every checkpoint" in message) for message in told] == [kept, kept]
         assert told[1].endswith("; it goes on with 20") == kept
+        resume(first.run_dir, total_steps=1500, unroll_length=9)
+        lines = (first.run_dir / "metrics.jsonl").read_text().splitlines()
+        told = [r["message"] for r in map(json.loads, lines) if r.get("event") == "replay"]
+        assert ("it begins empty: " in told[2]) == kept
 
 
 def test_replay_is_told_of_and_counts_no_env_step_and_no_episode(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from repertory.environments import describe
 from repertory.learners import Learner
 from repertory.progress import Stopwatch
 from repertory.runtimes.inline import InlineRuntime
-from repertory.runtimes.stops import OutOfTime
+from repertory.runtimes.last_words import OutOfTime
 from repertory.trajectories import Trajectory, split, stack
 from tests.alone import Alone, Line
 from tests.probes import Counter

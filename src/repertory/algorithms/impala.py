@@ -335,8 +335,11 @@ def make_replay(
     if config.checkpoint_replay:
         message += ", and as many in every checkpoint"
         if (kept := learner.keep("replay", replay.state_dict)) is not None:
-            replay.load_state_dict(kept)
-            message += f"; it goes on with {len(replay):,}"
+            try:
+                replay.load_state_dict(kept)
+                message += f"; it goes on with {len(replay):,}"
+            except ValueError as error:  # of another unroll length, say
+                message += f"; it begins empty: {error}"
     context.report({"kind": "event", "event": "replay", "message": message})
     return replay
 

@@ -23,8 +23,9 @@ from repertory.metrics import Record
 from repertory.parameters import flatten, snapshot_size, travelling_tensors, unflatten
 from repertory.runtimes.base import Order, Push, Role, RoleFailed, SharedModelWorker
 from repertory.runtimes.hogwild import NoLock, SharedParameters
+from repertory.runtimes.last_words import state_left
 from repertory.runtimes.shared_memory import Channel
-from repertory.runtimes.stops import GRACE_SECONDS, LATE, NOT_BEGUN, Stop, state_left
+from repertory.runtimes.stops import GRACE_SECONDS, LATE, NOT_BEGUN, Stop
 from repertory.seeds import global_generators, restore_global_generators
 from repertory.trajectories import Trajectory, TrajectorySpec, stack
 

@@ -6,10 +6,8 @@ that its process runs. What is not here: starting, watching and ending it (`proc
 
 from __future__ import annotations
 
-import contextlib
 import math
 import pickle
-import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -17,9 +15,9 @@ from typing import Any
 import torch
 
 from repertory.metrics import Record
-from repertory.runtimes.base import Role, is_loss
+from repertory.runtimes.base import Role
+from repertory.runtimes.last_words import live
 from repertory.runtimes.shared_memory import Channel, Endpoint, shared_zeros
-from repertory.runtimes.stops import OutOfTime, answer_no_requests, end_on_request, state_left
 
 POLL_SECONDS = 0.1  # how soon a waiting role sees that the run is over
 _MAX_ROLES = 1024
@@ -170,17 +168,9 @@ def run_role(
     for argument in arguments:
         if isinstance(argument, Endpoint):
             argument.attach(context)
-    end_on_request(lambda: context.may_be_cut_short)
-    try:
-        result = role(context, *arguments)
-        answer_no_requests()
-        context.send("result", result)
-    except OutOfTime:
-        if (state := state_left(context.last_state)) is not None:
-            context.send("result", state)
-    except BaseException as error:
-        answer_no_requests()
-        reason = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError):
-            kind = "lost" if is_loss(error) else "error"
-            context.send(kind, (reason, traceback.format_exc(), state_left(context.last_state)))
+    live(
+        lambda: role(context, *arguments),
+        context.send,
+        lambda: context.last_state,
+        lambda: context.may_be_cut_short,
+    )

@@ -1,15 +1,13 @@
 """A stop: roles are asked to end by themselves, and have a time for it.
 
-What is here: the clock of it, and what a role that is late still hands over. What is not here: how
-a role hears of it, and the force that is used on one that does not end (the runtimes).
+What is here: the clock of it. What is not here: how a role hears of it and the force that is used
+on one that does not end (the runtimes), and what a late one still hands over (`last_words`).
 """
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Mapping
-from types import FrameType
+from collections.abc import Mapping
 from typing import Any
 
 from repertory.runtimes.base import RoleFailed
@@ -18,46 +16,6 @@ _HURRY_SECONDS = 4.0  # for roles to end by themselves where somebody waits
 GRACE_SECONDS = 5.0  # from then on, before they are ended by force
 NOT_BEGUN = "the run was asked to stop before it had begun; nothing was learned"
 LATE = "it was asked to stop and did not end in time; what it learned last is lost"
-
-
-class OutOfTime(BaseException):
-    """Cuts short what a role is in the midst of; no `Exception`, so that none swallows it."""
-
-
-def end_on_request(may_end: Callable[[], bool]) -> None:
-    """From now on a request to terminate raises `OutOfTime` in this process, if it may end.
-
-    It comes through wherever Python runs or waits, in an environment that sleeps for instance.
-
-    Args:
-        may_end: Asked in the signal's handler. Requests from elsewhere, which come to all
-            processes of a terminal or a scheduler, are the parent's to answer.
-    """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        if may_end():
-            answer_no_requests()
-            raise OutOfTime
-
-    signal.signal(signal.SIGTERM, end)
-
-
-def answer_no_requests() -> None:
-    """From now on a request to terminate does nothing in this process."""
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
-
-
-def state_left(collect: Callable[[], Mapping[str, Any]] | None) -> dict[str, Any] | None:
-    """The state that a role has last offered, where it is whole and can still be collected.
-
-    What ends a role may have broken that too: a GPU that has failed gives no parameters back.
-    """
-    if collect is None:
-        return None
-    try:
-        return dict(collect())
-    except Exception:
-        return None
 
 
 class Stop:

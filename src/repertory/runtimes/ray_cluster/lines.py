@@ -14,7 +14,6 @@ import queue
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -24,9 +23,8 @@ from torch import Tensor
 
 from repertory import checkpoints
 from repertory.metrics import Record
-from repertory.runtimes.base import is_loss
+from repertory.runtimes.last_words import live
 from repertory.runtimes.ray_cluster.wire import Bytes, receive, send
-from repertory.runtimes.stops import OutOfTime, answer_no_requests, end_on_request, state_left
 from repertory.spawning import leave_signals_to_the_parent
 
 _BEAT_SECONDS = 0.2  # between two signs of life that say nothing else
@@ -182,26 +180,21 @@ def run_role(descriptor: int) -> None:
     checkpoints.bring(files)
     line = Line(connection, name, patience)
     context = Context(name, starts, line)
-    end_on_request(lambda: line.may_be_cut_short)
-    try:
+
+    def run() -> Any:
         torch.set_num_threads(threads)
         role, arguments = pickle.loads(packed)
         for argument in arguments:
             if hasattr(argument, "attach_line"):
                 argument.attach_line(line)
-        result = role(context, *arguments)
-        answer_no_requests()
-        line.send("result", pickle.dumps(result))
-    except OutOfTime:
-        if (state := state_left(context.last_state)) is not None:
-            line.send("result", pickle.dumps(state))
-    except BaseException as error:
-        answer_no_requests()
-        reason = f"{type(error).__name__}: {error}"
-        state = state_left(context.last_state)
-        with contextlib.suppress(OSError):
-            kind = "lost" if is_loss(error) else "error"
-            line.send(kind, pickle.dumps((reason, traceback.format_exc(), state)))
+        return role(context, *arguments)
+
+    live(
+        run,
+        lambda kind, content: line.send(kind, pickle.dumps(content)),
+        lambda: context.last_state,
+        lambda: line.may_be_cut_short,
+    )
 
 
 if __name__ == "__main__":

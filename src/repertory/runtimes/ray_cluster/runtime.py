@@ -436,7 +436,7 @@ class RayRuntime:
         if on_record is None or role.name in self.results:
             return
         if self._stop.asked:  # another one would only have to end again
-            self._stop.missing.append(RoleFailed(role.name, reason))
+            self._stop.missing.append(RoleFailed(role.name, LATE if role.cut_short else reason))
             return
         if not role.replaceable or (seat and role.keeps):
             self._fail(role, reason)

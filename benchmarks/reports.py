@@ -6,11 +6,10 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from repertory.metrics import git_state, machine, versions
+from repertory import metrics
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -27,15 +26,8 @@ def origin(script: str) -> dict[str, Any]:
     Args:
         script: The script's `__file__`.
     """
-    return {
-        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": elsewhere(
-            shlex.join(["python", f"benchmarks/{Path(script).name}", *sys.argv[1:]])
-        ),
-        "git": git_state(),
-        "machine": machine(),
-        "versions": versions(),
-    }
+    command = shlex.join(["python", f"benchmarks/{Path(script).name}", *sys.argv[1:]])
+    return {"command": elsewhere(command), **metrics.origin()}
 
 
 def elsewhere(command: str) -> str:

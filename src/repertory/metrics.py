@@ -263,14 +263,12 @@ class RunFolder:
             folder = cls(path)
             folder.checkpoints.mkdir()
             folder.evaluations.mkdir()
-            folder.videos.mkdir()
         except OSError as error:
             raise ConfigError(
                 f"cannot make the run folder {config.run_dir or root}: {error.strerror}"
             ) from error
         folder.config_file.write_text(to_yaml(config, algorithm), encoding="utf-8")
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        (path / "command.txt").write_text(command + "\n", encoding="utf-8")
+        (path / "command.txt").write_text(command() + "\n", encoding="utf-8")
         meta = {
             "algorithm": algorithm,
             "environment": {
@@ -281,10 +279,7 @@ class RunFolder:
                 "action_repeat": spec.action_repeat,
                 "repeat_action_probability": spec.repeat_action_probability,
             },
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": versions(),
-            "git": git_state(),
-            "machine": machine(),
+            **origin(),
         }
         text = json.dumps(_jsonable(meta), indent=2, ensure_ascii=False)
         (path / "meta.json").write_text(text + "\n", encoding="utf-8")
@@ -344,11 +339,6 @@ class RunFolder:
     def evaluations(self) -> Path:
         """Reports of `repertory eval`."""
         return self.path / "eval"
-
-    @property
-    def videos(self) -> Path:
-        """Recordings."""
-        return self.path / "videos"
 
     def sinks(self, after_steps: int | None = None) -> list[Sink]:
         """Open the sinks that every run has.
@@ -414,6 +404,21 @@ def lock(file: TextIO) -> None:
         raise
     except OSError:
         return  # a file system without locks
+
+
+def command() -> str:
+    """The command line that this program was started with."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def origin() -> dict[str, Any]:
+    """When, by which program and on which machine a number came to be."""
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "git": git_state(),
+        "machine": machine(),
+    }
 
 
 def versions() -> dict[str, str]:

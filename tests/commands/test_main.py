@@ -183,6 +183,8 @@ def test_train_then_eval(capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads(file.read_text())
     assert record["kind"] == "eval"
     assert len(record["episode_returns"]) == 6
+    assert record["checkpoint"] == f"step_{steps:012d}.pt"
+    assert record.keys() >= {"command", "versions", "git", "machine"}
     assert returns == (
         f"return  mean {record['episode_return_mean']:.2f}  std {record['episode_return_std']:.2f}"
         f"  min {record['episode_return_min']:.2f}  max {record['episode_return_max']:.2f}"

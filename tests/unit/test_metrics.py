@@ -218,7 +218,7 @@ def test_a_run_folder_says_what_ran_where(tmp_path: Path) -> None:
     assert meta["versions"]["gymnasium"] == gymnasium.__version__
     assert meta["machine"]["num_cores"] >= 1
     assert {path.name for path in folder.path.iterdir()} == {
-        *("config.yaml", "command.txt", "meta.json", "checkpoints", "eval", "videos"),
+        *("config.yaml", "command.txt", "meta.json", "checkpoints", "eval"),
     }
 
 

@@ -100,10 +100,18 @@ def report(evaluation: Evaluation, checkpoint: Path) -> str:
 
 def _write(evaluation: Evaluation, folder: Path, checkpoint: Path, limit: int | None) -> Path:
     """Leave the numbers in the run; the same evaluation made again replaces its file."""
+    from repertory.metrics import command, origin
+
     kind = "greedy" if evaluation.greedy else "stochastic"
     cut = f"_max{limit}" if limit is not None else ""
     file = folder / f"{checkpoint.stem}_{kind}_{len(evaluation.episodes)}{cut}.json"
     folder.mkdir(exist_ok=True)
-    text = json.dumps(evaluation.to_record(), indent=2, allow_nan=False)
+    record = {
+        **evaluation.to_record(),
+        "checkpoint": checkpoint.name,
+        "command": command(),
+        **origin(),
+    }
+    text = json.dumps(record, indent=2, allow_nan=False)
     file.write_text(text + "\n", encoding="utf-8")
     return file

@@ -89,10 +89,12 @@ def two_nodes() -> Iterator[str]:
     """A cluster of two nodes on this machine; its address. Roles may outnumber the cores."""
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 64, "include_dashboard": False, "node_ip_address": "127.0.0.2"}
+    # Twice 32 unrolls of 2.4 MB, and parameters; the cluster for tests has 150 MB unless told.
+    each = {"num_cpus": 64, "object_store_memory": 2_000_000_000}
+    head = {**each, "include_dashboard": False, "node_ip_address": "127.0.0.2"}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        cluster.add_node(num_cpus=64, node_ip_address="127.0.0.3")
+        cluster.add_node(**each, node_ip_address="127.0.0.3")
         yield cluster.address
     finally:
         cluster.shutdown()

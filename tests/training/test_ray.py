@@ -27,6 +27,7 @@ from repertory.config import ConfigError, RunConfig, validate
 from repertory.environments.toy import Bandit
 from repertory.runtimes.base import RoleContext, RoleFailed
 from repertory.training import train
+from repertory.trajectories import TrajectorySpec
 from tests.leftovers import Leftovers
 from tests.programs import run_program
 from tests.ray_clusters import HAS_RAY, shared_address
@@ -163,6 +164,25 @@ class TestRuns:
             finally:
                 runtime.close()
         assert found == {own: {"learner-0": (2, own), "actor-0": (1, own)} for own in (None, "3")}
+
+    def test_unrolls_that_would_fill_an_object_store_are_named_before_they_do(self) -> None:
+        """Ray writes to disk what does not fit; thirty actors then make as much as one."""
+        from repertory.runtimes.ray_cluster.runtime import RayRuntime
+
+        frames = TrajectorySpec(20, 4, (4, 84, 84), torch.uint8, (), torch.int64)
+        told: list[dict[str, Any]] = []
+        for num_actors in (2, 80):
+            runtime = RayRuntime(shared_address(), actor_cpus=0.0, learner_cpus=0.0)
+            runtime.trajectory_queue(frames, num_actors, order="arrival")
+            runtime.start("learner-0", threads_and_variable)
+            try:
+                runtime.supervise(lambda role, record: told.append(record))
+            finally:
+                runtime.close()
+        (line,) = told
+        assert line["event"] == "crowded"
+        assert "may take 380 MB" in line["message"]
+        assert "--object-store-memory" in line["message"]
 
     def test_b110_two_runs_in_one_process_keep_their_own_settings(self, tmp_path: Path) -> None:
         """Module-level globals shared between runs. Source: ray-project/ray PR#59544."""

@@ -22,6 +22,8 @@ import ray
 
 from repertory.runtimes.base import RoleFailed
 
+_STORE_SHARE = 0.5  # of an object store for unrolls; the rest is for parameters, and for room
+
 _lock = threading.Lock()
 _users: list[Connection] = []
 _is_ours = False
@@ -84,6 +86,19 @@ class Connection:
         if has.get("CPU", 0.0) >= cpus and has.get("GPU", 0.0) >= gpus:
             return ""
         return f"the run needs {cpus:g} CPUs and {gpus:g} GPUs; {self.resources()}"
+
+    def crowded(self, nbytes: int) -> str:
+        """What is wrong with so many bytes of unrolls at one machine; nothing if there is room."""
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = min((node.get("object_store_memory", 0.0) for node in alive), default=0.0)
+        if nbytes <= _STORE_SHARE * room:
+            return ""
+        return (
+            f"unrolls on their way to a learner may take {nbytes / 1e6:,.0f} MB, and the smallest "
+            f"object store of the cluster has {room / 1e6:,.0f} MB: Ray writes to disk what does "
+            "not fit, and everybody waits for it. Start Ray with a larger --object-store-memory, "
+            "or lower queue_capacity"
+        )
 
     def resources(self) -> str:
         """What the cluster has, in words."""

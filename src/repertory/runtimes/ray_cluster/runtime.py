@@ -13,7 +13,6 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,11 @@ from repertory.metrics import Record
 from repertory.parameters import travelling_tensors, unflatten
 from repertory.runtimes.base import Order, Role, RoleFailed
 from repertory.runtimes.ray_cluster.connection import Connection
-from repertory.runtimes.ray_cluster.ends import (
-    Member,
-    ModelWorker,
-    QueueReader,
-    QueueWriter,
-    StoreReader,
-    StoreWriter,
-    ends_in,
-)
+from repertory.runtimes.ray_cluster.ends import QueueWriter, StoreReader, ends_in
 from repertory.runtimes.ray_cluster.roles import RoleRecord
 from repertory.runtimes.ray_cluster.seats import Seat, Seating
 from repertory.runtimes.ray_cluster.servers import ModelServer
+from repertory.runtimes.ray_cluster.shared import Group, Model, Queue, Store
 from repertory.runtimes.stops import GRACE_SECONDS, LATE, Stop
 from repertory.trajectories import TrajectorySpec
 
@@ -49,64 +41,6 @@ _NEWS_SECONDS = 1.0  # a seat that has no news says so after so long
 _START_SECONDS = 600.0  # for a role to be placed and to give its first sign of life
 _PLACE_SECONDS = 30.0  # for a role to be placed once others have ended
 _SERVER = "parameter server"
-
-
-class _Queue:
-    """See `TrajectoryQueue`."""
-
-    def __init__(
-        self, key: str, spec: TrajectorySpec, num_actors: int, order: Order, capacity: int
-    ) -> None:
-        self._key = key
-        self._spec = spec
-        self._num_actors = num_actors
-        self._order: Order = order
-        self._capacity = capacity
-
-    def writer(self, actor: int) -> QueueWriter:
-        return QueueWriter(self._key, actor, self._spec, self._capacity)
-
-    def reader(self, *, prefetch: bool = False) -> QueueReader:
-        # The seat has fetched what came while the learner learned, whether asked to or not.
-        return QueueReader(self._key, self._num_actors, self._spec, self._order)
-
-
-class _Store:
-    """See `ParameterStore`."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def writer(self) -> StoreWriter:
-        return StoreWriter(self._key)
-
-    def reader(self, actor: int) -> StoreReader:
-        return StoreReader(self._key)
-
-
-class _Group:
-    """See `LearnerGroup`."""
-
-    def __init__(self, key: str, num_learners: int) -> None:
-        self._key = key
-        self._num_learners = num_learners
-
-    def member(self, rank: int) -> Member:
-        return Member(self._key, rank, self._num_learners)
-
-
-@dataclass
-class _Model:
-    """See `SharedModel`; `server` keeps it from `supervise` on."""
-
-    key: str
-    model: nn.Module
-    settings: tuple[Any, ...]
-    server: Any = None
-    coming: Any = None
-
-    def worker(self, index: int) -> ModelWorker:
-        return ModelWorker(self.key, index)
 
 
 class RayRuntime:
@@ -151,7 +85,7 @@ class RayRuntime:
         self._learner_gpus = learner_gpus
         self._files: Any = files
         self._roles: list[RoleRecord] = []
-        self._models: list[_Model] = []
+        self._models: list[Model] = []
         self._numbers = itertools.count()
         self._places: dict[str, tuple[str, tuple[Any, ...]]] = {}
         self._homes: dict[str, Any] = {}
@@ -163,21 +97,24 @@ class RayRuntime:
         self._states_asked = 0
         self._told = (False, False, 0)
         self._begun = False
+        self._largest_queue = 0
 
     def trajectory_queue(
         self, spec: TrajectorySpec, num_actors: int, *, order: Order, capacity: int = 2
-    ) -> _Queue:
+    ) -> Queue:
         """See `Runtime`."""
         key = self._place("queue", num_actors, order)
-        return _Queue(key, spec, num_actors, order, capacity)
+        queue = Queue(key, spec, num_actors, order, capacity)
+        self._largest_queue = max(self._largest_queue, queue.nbytes)
+        return queue
 
-    def parameter_store(self, model: nn.Module, num_readers: int) -> _Store:
+    def parameter_store(self, model: nn.Module, num_readers: int) -> Store:
         """See `Runtime`."""
-        return _Store(self._place("store"))
+        return Store(self._place("store"))
 
-    def learner_group(self, model: nn.Module, num_learners: int) -> _Group:
+    def learner_group(self, model: nn.Module, num_learners: int) -> Group:
         """See `Runtime`."""
-        return _Group(self._place("group", num_learners), num_learners)
+        return Group(self._place("group", num_learners), num_learners)
 
     def shared_model(
         self,
@@ -189,11 +126,11 @@ class RayRuntime:
         shared_statistics: bool,
         updates: int = 0,
         env_steps: int = 0,
-    ) -> _Model:
+    ) -> Model:
         """See `Runtime`. One actor makes all steps, one at a time, so there is nothing to lock."""
         packed = cloudpickle.dumps((model, optimizer))
         settings = (packed, num_workers, shared_statistics, (updates, env_steps), 1)
-        self._models.append(_Model(f"model-{next(self._numbers)}", model, settings))
+        self._models.append(Model(f"model-{next(self._numbers)}", model, settings))
         return self._models[-1]
 
     def start(
@@ -286,11 +223,15 @@ class RayRuntime:
             sum(self._cpus(role) for role in self._roles),
             self._learner_gpus * sum(role.learns for role in self._roles),
         )
-        if lacking and self._roles:
-            message = f"{lacking}; what is lacking is waited for"
-            on_record(
-                self._roles[0].name, {"kind": "event", "event": "waiting", "message": message}
-            )
+        warnings = {
+            "waiting": lacking and f"{lacking}; what is lacking is waited for",
+            "crowded": self._connection.crowded(self._largest_queue),
+        }
+        for event, message in warnings.items():
+            if message and self._roles:
+                on_record(
+                    self._roles[0].name, {"kind": "event", "event": event, "message": message}
+                )
         for model in self._models:
             cpus = self._connection.cpus(self._actor_cpus)
             server = ray.remote(ModelServer).options(num_cpus=cpus)

@@ -188,6 +188,7 @@ class Seat:
                     said, value, out = self._answer(servant, verb, key, *arguments, *buffers)
                     child.asking, child.silent_seconds = False, 0.0
                     child.tell(said, number, value, buffers=out)
+                    del out  # may lie in the object store, and the next question be long in coming
                 elif kind != "beat":
                     if kind == "record":
                         self._room.acquire(timeout=_LOST_SECONDS)

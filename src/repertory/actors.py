@@ -18,16 +18,15 @@ from torch import Tensor, nn
 from repertory import environments
 from repertory.config import NotFinite, RunConfig
 from repertory.environments.base import EnvironmentSpec, VectorEnvironment
-from repertory.metrics import Record
-from repertory.models.base import Model, Remembers, remember
+from repertory.models.base import Model, Remembers, remember, reset_core_state
 from repertory.progress import Stopwatch
 from repertory.runtimes.base import RoleContext
 from repertory.seeds import Stream, generator_for, seed_for, seed_global_generators
+from repertory.senses import Senses
 from repertory.step_names import steps_of
-from repertory.trajectories import CoreState, Trajectory, TrajectorySpec
+from repertory.trajectories import Trajectory, TrajectorySpec
 
 _REPORT_SECONDS = 1.0
-_UNROLLS_WITHOUT_NUMBERS = 10  # in a row, after which nothing good is to be hoped for
 
 
 class Actor:
@@ -70,14 +69,7 @@ class Actor:
         arrived.copy_(torch.from_numpy(first))
         self._core_state = self._model.initial_core_state(environment.num_envs)
         self._resets = torch.zeros(environment.num_envs, dtype=torch.bool)
-        self._ticks = 0
-        bad = self._not_finite_in("first observation", arrived, 0)
-        if bad is not None and not_finite == "stop":
-            raise FloatingPointError(bad)
-        self._not_finite = not_finite
-        self._made_up = _not_finite(arrived)  # columns that stand on no real observation
-        arrived[self._made_up] = 0
-        self._left_out = LeftOut(bad or "")
+        self._senses = Senses(environment.spec.name, "this actor", not_finite, arrived)
 
     @classmethod
     def create(
@@ -139,8 +131,7 @@ class Actor:
         self._resets = torch.zeros_like(self._resets)
         for row in range(trajectory.unroll_length):
             self._tick(trajectory, row)
-        self._ticks += trajectory.unroll_length
-        self._left_out.end_unroll(something_left=bool(trajectory.valid.any()))
+        self._senses.end_unroll(something_left=bool(trajectory.valid.any()))
         return trajectory
 
     def report(self, context: RoleContext) -> None:
@@ -148,7 +139,7 @@ class Actor:
         if time.monotonic() - self._reported >= _REPORT_SECONDS:
             self._reported = time.monotonic()
             context.report({"kind": "seconds", "seconds_in": self._stopwatch.take()})
-        if (event := self._left_out.take()) is not None:
+        if (event := self._senses.take()) is not None:
             context.report(event)
 
     def close(self) -> None:
@@ -164,8 +155,7 @@ class Actor:
             actions, log_probs = self._act(trajectory.observations[row])
             trajectory.actions[row].copy_(actions)
             trajectory.behaviour_log_probs[row].copy_(log_probs)
-        if bad := self._not_finite_in("log-probability of the action drawn", log_probs, row):
-            raise FloatingPointError(bad)
+        self._senses.require_finite("log-probability of the action drawn", log_probs)
         with self._stopwatch("environment"):
             tick = self._environment.step(trajectory.actions[row].numpy())
         trajectory.observations[row + 1].copy_(torch.from_numpy(tick.observations))
@@ -175,7 +165,13 @@ class Actor:
         trajectory.valid[row].copy_(torch.from_numpy(tick.valid))
         trajectory.episode_returns[row].copy_(torch.from_numpy(tick.episode_returns))
         trajectory.episode_lengths[row].copy_(torch.from_numpy(tick.episode_lengths))
-        self._look_at_numbers(trajectory, row)
+        left_out = self._senses.take_in(
+            trajectory.observations[row + 1],
+            trajectory.rewards[row],
+            trajectory.terminated[row],
+            trajectory.valid[row],
+        )
+        trajectory.valid[row] &= ~left_out
         if self._remembers:
             actions, rewards = (part[row] for part in (trajectory.actions, trajectory.rewards))
             self._core_state = remember(
@@ -183,37 +179,6 @@ class Actor:
             )
         # The observation after a tick that merely reset is the first of an episode.
         self._resets = ~trajectory.valid[row]
-
-    def _look_at_numbers(self, trajectory: Trajectory, row: int) -> None:
-        """Refuse numbers that would make parameters NaN without a word, or leave them out."""
-        arrived = trajectory.observations[row + 1]
-        bad = self._not_finite_in("reward", trajectory.rewards[row], row)
-        if bad is None and arrived.is_floating_point():
-            bad = self._not_finite_in("observation", arrived, row)
-        if self._not_finite == "stop":
-            if bad is not None:
-                raise FloatingPointError(bad)
-            return
-        if bad is None and not self._made_up.any():
-            return
-        of_rewards, of_observations = _not_finite(trajectory.rewards[row]), _not_finite(arrived)
-        out = of_rewards | of_observations | self._made_up
-        trajectory.valid[row] &= ~out
-        trajectory.rewards[row].masked_fill_(of_rewards, 0.0)
-        arrived[of_observations] = 0
-        self._made_up = of_observations
-        self._left_out.add(int(out.sum()), bad)
-
-    def _not_finite_in(self, name: str, values: Tensor, row: int) -> str | None:
-        """Which of `values` [B, ...] is not finite, and where; None if all are."""
-        if torch.isfinite(values).all():
-            return None
-        column = int(_not_finite(values).nonzero()[0])
-        found = values[column].flatten()
-        return (
-            f"{self._environment.spec.name}, column {column}, tick {self._ticks + row} of this "
-            f"actor: the {name} is {found[~torch.isfinite(found)][0].item()}"
-        )
 
     def _act(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         output = self._model(
@@ -226,63 +191,11 @@ class Actor:
         return actions[0], output.policy.log_prob(actions)[0]
 
 
-class LeftOut:
-    """Transitions that were left out because a number in them was not finite."""
-
-    def __init__(self, newest: str) -> None:
-        """None so far; `newest` says which number was met last, if any."""
-        self._now = self._untold = self._unrolls = 0
-        self._newest = newest
-        self._told = -_REPORT_SECONDS
-
-    def add(self, number: int, what: str | None) -> None:
-        """Count some; `what` says which number it was, None where it was an earlier one."""
-        self._now += number
-        self._newest = what or self._newest
-
-    def end_unroll(self, *, something_left: bool) -> None:
-        """Look back on an unroll, in which there was something to learn from, or not.
-
-        Raises:
-            FloatingPointError: There has been nothing else for several unrolls.
-        """
-        self._unrolls = self._unrolls + 1 if self._now and not something_left else 0
-        self._untold += self._now
-        self._now = 0
-        if self._unrolls == _UNROLLS_WITHOUT_NUMBERS:
-            raise FloatingPointError(f"{self._newest}; so it has been for {self._unrolls} unrolls")
-
-    def take(self) -> Record | None:
-        """An event for the parent, about once a second; None if there is nothing new."""
-        if not self._untold or time.monotonic() - self._told < _REPORT_SECONDS:
-            return None
-        self._told = time.monotonic()
-        message = f"{self._newest}; {self._untold} transitions left out since the last such line"
-        self._untold = 0
-        return {"kind": "event", "event": "left_out", "message": message}
-
-
-def _not_finite(values: Tensor) -> Tensor:
-    """[B] bool: in which columns of `values` [B, ...] some number is not finite."""
-    return ~torch.isfinite(values.reshape(len(values), -1)).all(1)
-
-
 def played_seed(config: RunConfig) -> int:
     """Root of the games: a run that goes on plays others than those it began with."""
     if config.resume_from is None:
         return config.seed
     return seed_for(config.seed, Stream.RESUMED, steps_of(config.resume_from))
-
-
-def reset_core_state(model: Model, core_state: CoreState, resets: Tensor) -> CoreState:
-    """Put the core state back to its initial value in the columns where `resets` [B] is true."""
-    if not core_state or not resets.any():
-        return core_state
-    initial = model.initial_core_state(resets.shape[0])
-    return tuple(
-        torch.where(resets.to(now.device).view(-1, *[1] * (now.dim() - 1)), start, now)
-        for start, now in zip(initial, core_state, strict=True)
-    )
 
 
 def trajectory_spec(

@@ -20,7 +20,8 @@ from repertory import environments, models
 from repertory.checkpoints import CheckpointError, load, load_model_state, resolve, spec_text
 from repertory.config import ConfigError, RunConfig, from_yaml
 from repertory.environments.base import EnvironmentSpec
-from repertory.models.base import Model, Remembers, remember
+from repertory.models.base import Model, Remembers, remember, reset_core_state
+from repertory.senses import not_finite_in
 
 CoreStateArrays = tuple[NDArray[Any], ...]
 """A core state between calls of `predict`: each [B, ...]."""
@@ -143,7 +144,8 @@ class Agent:
             for the next call (None for a model without a core).
 
         Raises:
-            ValueError: The observation has neither shape, or the state is of another batch size.
+            ValueError: The observation has neither shape, the state is of another batch size, or
+                a number is not finite and the agent was not trained with `not_finite="skip"`.
         """
         space = self.spec.observation_space
         given = np.asarray(observation)
@@ -159,6 +161,13 @@ class Agent:
         starts = np.zeros(num_columns, bool)
         if episode_start is not None:
             starts |= np.asarray(episode_start, bool)
+        # As in training: zeros stand in, and the core forgets, before and after.
+        made_up = not_finite_in(torch.from_numpy(batch))
+        if made_up.any():
+            if self.config.not_finite == "stop":
+                raise ValueError(f"the observation holds a number that is not finite: {given}")
+            batch[made_up.numpy()] = 0
+            starts |= made_up.numpy()
         core_state = self.model.initial_core_state(num_columns)
         if state is not None:
             if len(state) != len(core_state) or any(len(part) != num_columns for part in state):
@@ -176,5 +185,6 @@ class Agent:
         # Policies count discrete actions from 0.
         played = actions[0].numpy() + getattr(self.spec.action_space, "start", 0)
         after = remember(self.model, output.core_state, actions[0], torch.zeros(num_columns))
+        after = reset_core_state(self.model, after, made_up)
         kept = tuple(part.numpy() for part in after) or None
         return (played[0] if single else played), kept

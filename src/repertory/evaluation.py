@@ -11,6 +11,7 @@ What is here: playing and summing up. What is not here: loading (`agent`), print
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,9 +21,10 @@ import torch
 
 from repertory import environments
 from repertory.agent import Agent
-from repertory.config import ConfigError
+from repertory.config import ConfigError, NotFinite
 from repertory.environments.base import EnvironmentFailure, VectorEnvironment
 from repertory.models.base import Model, remember
+from repertory.senses import Senses
 
 MAX_EPISODE_FRAMES = 108_000
 """Frames after which a game is cut unless a limit is given: half an hour at 60 frames a second,
@@ -163,8 +165,11 @@ def evaluate(
             greedy=greedy,
             generator=torch.Generator().manual_seed(action_seed),
             max_episode_steps=limit,
+            not_finite=config.not_finite,
             give_up=give_up,
         )
+    except FloatingPointError as error:
+        raise EnvironmentFailure(str(error)) from error
     finally:
         environment.close()
     return Evaluation(
@@ -176,7 +181,9 @@ def evaluate(
         greedy=greedy,
         max_episode_steps=limit,
         # An environment's own time limit is one of its rules, and no cut.
-        num_cut=0 if limit == own_limit else sum(game.truncated for game in played),
+        num_cut=0
+        if limit == own_limit
+        else sum(game.truncated and game.length >= limit for game in played),
         episodes=tuple(played),
     )
 
@@ -190,6 +197,7 @@ def play(
     greedy: bool,
     generator: torch.Generator,
     max_episode_steps: int,
+    not_finite: NotFinite = "stop",
     give_up: Callable[[], bool] = lambda: False,
 ) -> list[Episode]:
     """Play until every column has finished its games; later games of a column count nothing.
@@ -201,6 +209,7 @@ def play(
         greedy: Play the likeliest action, and not one drawn from the policy.
         generator: Source of the actions that are drawn.
         max_episode_steps: Env steps after which a game is over.
+        not_finite: What becomes of numbers that are not finite, as in training.
         give_up: Asked at every tick; True ends the games.
 
     Returns:
@@ -208,9 +217,12 @@ def play(
 
     Raises:
         EnvironmentFailure: A game goes on past the limit, which would keep this from ever ending.
+        FloatingPointError: A number is not finite, with `not_finite="stop"`, or the return of a
+            game is not: it cannot be scored.
         GivenUp: `give_up` said so.
     """
-    observations = environment.reset()
+    observations = torch.from_numpy(environment.reset())
+    senses = Senses(environment.spec.name, "this evaluation", not_finite, observations)
     core_state = model.initial_core_state(environment.num_envs)
     resets = torch.zeros(environment.num_envs, dtype=torch.bool)
     running = np.zeros(environment.num_envs, np.int64)
@@ -218,14 +230,16 @@ def play(
     while any(len(games) < due for games, due in zip(played, episodes, strict=True)):
         if give_up():
             raise GivenUp("the games were given up")
-        output = model(torch.from_numpy(observations)[None], core_state, resets[None])
+        output = model(observations[None], core_state, resets[None])
         core_state = output.core_state
         actions = output.policy.mode() if greedy else output.policy.sample(generator)
         tick = environment.step(actions[0].numpy())
-        observations = tick.observations
-        core_state = remember(model, core_state, actions[0], torch.from_numpy(tick.rewards))
+        observations, rewards = torch.from_numpy(tick.observations), torch.tensor(tick.rewards)
+        valid = torch.from_numpy(tick.valid)
+        left_out = senses.take_in(observations, rewards, torch.from_numpy(tick.terminated), valid)
+        core_state = remember(model, core_state, actions[0], rewards)
         # The observation after a tick that merely reset is the first of an episode.
-        resets = torch.from_numpy(~tick.valid)
+        resets = ~valid | left_out
         running += tick.valid
         for column in np.flatnonzero(tick.episode_lengths):
             game = Episode(
@@ -234,6 +248,11 @@ def play(
                 column=int(column),
                 truncated=bool(tick.truncated[column]),
             )
+            if not math.isfinite(game.episode_return):
+                raise FloatingPointError(
+                    f"{environment.spec.name}, column {column}: the return of a game is "
+                    f"{game.episode_return}, which is no score"
+                )
             played[column].append(game)
             running[column] = 0
         if (running > max_episode_steps).any():

@@ -182,7 +182,8 @@ class Worker:
         self.env_steps = pushed.env_steps
         if pushed.applied:
             self._account.accept()
-            lag = batch.policy_version.new_full(batch.policy_version.shape, pushed.lag)
+            # A gradient that was made once more is as old as the games behind it.
+            lag = self.version - batch.policy_version + pushed.lag
             self._account.window.add(losses, norm, schedule)
             self._account.window.add_played(batch, lag)
         return pushed

@@ -20,6 +20,7 @@ from repertory.config import from_dict, to_yaml
 from repertory.environments.base import EnvironmentSpec, EpisodeStatistics, Tick
 from repertory.metrics import RunFolder
 from repertory.models.networks import ActorCritic, build_model
+from tests.probes import Counter
 
 Result = tuple[NDArray[Any], float, bool, bool, dict[str, Any]]
 
@@ -67,7 +68,36 @@ class ShortOrLong(Endless):
         return np.ones(1, np.float32), self._reward if ended else 0.0, ended, False, {}
 
 
-for _class in (Endless, TwoArms, ShortOrLong):
+class Counted(Counter):
+    """Pays 1 in each of ten env steps."""
+
+    def __init__(self) -> None:
+        super().__init__(10, "term")
+
+
+class EndsItself(Counted):
+    """Cuts its episodes after five env steps, and no wrapper tells anybody."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, self.steps == 5, info
+
+
+class Gappy(Counted):
+    """Observes nothing that is a number in each third env step."""
+
+    def observation(self) -> Any:
+        return np.full(1, math.nan if self.steps % 3 == 2 else self.steps, np.float32)
+
+
+class Priceless(Counted):
+    """Pays nothing that is a number."""
+
+    def reward(self) -> Any:
+        return math.nan
+
+
+for _class in (Endless, TwoArms, ShortOrLong, EndsItself, Gappy, Priceless):
     gymnasium.register(id=f"{_class.__name__}-v0", entry_point=_class)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,20 @@ def test_predict_takes_one_observation_or_a_batch(tmp_path: Path) -> None:
     assert actions[0] == action
     one_of_one, _ = agent.predict(CARTPOLE[None], deterministic=True)
     assert one_of_one.shape == (1,)
+
+
+@pytest.mark.atari
+def test_agent_at_play_of_the_readme(tmp_path: Path) -> None:
+    """The second example, shortened: it takes a run's folder and ends with the game."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    _, example = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    run = make_run(tmp_path / "run", "ALE/Pong-v5", protocol="dqn", max_episode_steps=20)
+    written = '"runs/ALE_Pong-v5__batched_a2c__1__..."'
+    assert written in example
+    made: dict[str, Any] = {}
+    exec(example.replace(written, repr(str(run))), made)
+    assert len(made["pictures"]) == 21
+    assert made["pictures"][0].shape == (210, 160, 3)
 
 
 def test_what_predict_returns_is_what_an_environment_takes(tmp_path: Path) -> None:
@@ -149,6 +165,21 @@ def test_a_read_only_observation_will_do_and_is_left_alone(tmp_path: Path) -> No
     observation.flags.writeable = False
     agent.predict(observation)
     assert np.array_equal(observation, CARTPOLE)
+
+
+def test_an_observation_that_is_not_finite_is_refused_or_replaced_as_in_training(
+    tmp_path: Path,
+) -> None:
+    seen = np.array([0.1, math.nan, 0.0, 0.0], np.float32)
+    with pytest.raises(ValueError, match="holds a number that is not finite"):
+        Agent.load(make_run(tmp_path / "stop", "CartPole-v1")).predict(seen)
+    run = make_run(tmp_path / "skip", "CartPole-v1", not_finite="skip", core="lstm", core_size=4)
+    agent = Agent.load(run)
+    _, fresh = agent.predict(CARTPOLE)
+    _, state = agent.predict(seen, fresh)
+    assert math.isnan(seen[1]), "what is handed over is left alone"
+    assert state is not None
+    assert not any(part.any() for part in state), "nothing is kept of what was made up"
 
 
 def test_a_checkpoint_does_not_fit_another_environment(tmp_path: Path) -> None:

@@ -24,10 +24,11 @@ from repertory.evaluation import EVALUATOR, evaluate, play, shares
 from repertory.models.base import ModelOutput
 from repertory.models.policies import Categorical
 from repertory.trajectories import CoreState
-from tests.commands.runs import LivesVector, make_run, remember_the_cue
+from tests.commands.runs import Gappy, LivesVector, make_run, remember_the_cue
 
 ENDLESS = "tests.commands.runs:Endless-v0"
 SHORT_OR_LONG = "tests.commands.runs:ShortOrLong-v0"
+GAPPY = "tests.commands.runs:Gappy-v0"
 
 
 def agent_of(folder: Path, env: str, **settings: Any) -> Agent:
@@ -141,6 +142,61 @@ def test_an_environments_own_limit_is_no_cut(tmp_path: Path) -> None:
     assert (shorter.lengths, shorter.num_cut) == ([5, 5, 5], 3)
     longer = evaluate(agent, episodes=3, max_episode_steps=500)
     assert (longer.lengths, longer.num_cut) == ([20, 20, 20], 0)
+
+
+def test_a_cut_that_the_environment_makes_itself_is_no_cut_of_the_evaluation(
+    tmp_path: Path,
+) -> None:
+    agent = agent_of(tmp_path, "tests.commands.runs:EndsItself-v0")
+    longer = evaluate(agent, episodes=3, max_episode_steps=50)
+    assert (longer.lengths, longer.num_cut) == ([5, 5, 5], 0)
+    shorter = evaluate(agent, episodes=3, max_episode_steps=4)
+    assert (shorter.lengths, shorter.num_cut) == ([4, 4, 4], 3)
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_an_agent_is_evaluated_by_the_rules_for_bad_numbers_that_it_learned_under(
+    core: str, tmp_path: Path
+) -> None:
+    """Evaluation knew no `not_finite`, and a policy of NaN has no action to draw."""
+    agents = {
+        rule: agent_of(tmp_path / rule, GAPPY, not_finite=rule, core=core)
+        for rule in ("skip", "stop")
+    }
+    evaluation = evaluate(agents["skip"], episodes=3)
+    assert evaluation.returns == [10.0, 10.0, 10.0]
+    with pytest.raises(EnvironmentFailure, match="tick 1 of this evaluation: the observation is"):
+        evaluate(agents["stop"], episodes=3)
+
+
+def test_what_plays_forgets_before_and_after_a_number_that_is_not_finite() -> None:
+    """As an actor does, whose core begins anew at the row that was left out and after it."""
+    seen: list[float] = []
+
+    class Watched(_Constant):
+        def __call__(self, *arguments: Any) -> ModelOutput:
+            count = CountingModel.__call__(self, *arguments).core_state
+            seen.append(count[0].item())
+            return super().__call__(*arguments)._replace(core_state=count)
+
+    vector = make_vector(EnvironmentConfig(Gappy), [1])
+    play(
+        Watched(),
+        vector,
+        [1],
+        greedy=True,
+        generator=torch.Generator(),
+        max_episode_steps=20,
+        not_finite="skip",
+    )
+    vector.close()
+    assert seen == [1, 2, 1, 1, 2, 1, 1, 2, 1, 1]
+
+
+def test_a_return_that_is_no_number_is_no_score(tmp_path: Path) -> None:
+    agent = agent_of(tmp_path, "tests.commands.runs:Priceless-v0", not_finite="skip")
+    with pytest.raises(EnvironmentFailure, match="the return of a game is nan"):
+        evaluate(agent, episodes=1)
 
 
 def test_a_limit_of_the_run_holds_in_evaluation(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def refusal(env_id, **settings):
         ("CartPole-v9", "CartPole-v1"),
         ("repertory/Bandits-v0", "repertory/Bandit-v0"),
         ("Repertory/bandit-v0", "repertory/Bandit-v0"),
-        ("repertory.environments.toy:Cach-v0", "repertory/Catch-v0"),
+        ("repertory.environments.toy:Cach-v0", "repertory.environments.toy:repertory/Catch-v0"),
     ],
 )
 def test_an_unknown_id_is_answered_with_the_closest(env_id, meant):

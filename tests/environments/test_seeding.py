@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from repertory.environments import EnvironmentConfig, make_vector, seeds_for
-from repertory.environments.seeding import MAX_ACTORS, MAX_COLUMNS
+from repertory.environments.seeding import MAX_ACTORS, MAX_COLUMNS, NUM_SEEDS, _mixed
 
 
 def test_no_two_columns_of_a_run_share_a_seed():
@@ -22,8 +22,23 @@ def test_the_most_columns_of_the_last_actors_share_no_seed():
 
 
 def test_seeds_are_what_they_were_in_earlier_versions():
-    assert seeds_for(1, 0, 3) == [60250636, 170920395, 281590154]
-    assert seeds_for(1, 1, 2) == [1534515724, 1645185483]
+    assert seeds_for(1, 0, 3) == [252158557, 369680723, 580375554]
+    assert seeds_for(1, 1, 2) == [1139245761, 39292353]
+
+
+def test_a_part_of_the_seed_differs_between_columns_and_actors_too():
+    """Levels chosen by `seed % 64` were the same for every actor when seeds stood in a ring."""
+    for root in range(5):
+        across = {seeds_for(root, actor, 1)[0] % 64 for actor in range(64)}
+        along = {seed % 64 for seed in seeds_for(root, 0, 64)}
+        assert min(len(across), len(along)) > 30  # 40 are to be expected of draws
+
+
+def test_seeds_are_mixed_one_to_one():
+    """So that no two columns meet: each step of the mixing can be undone."""
+    drawn = np.random.default_rng(0).integers(0, NUM_SEEDS, 20_000).tolist()
+    places = {*drawn, *range(20_000), *range(NUM_SEEDS - 20_000, NUM_SEEDS)}
+    assert len({_mixed(place) for place in places}) == len(places)
 
 
 def test_more_columns_keep_the_seeds_of_those_there_were():

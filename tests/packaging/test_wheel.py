@@ -113,7 +113,7 @@ def test_installed_command_trains(installation: Path, tmp_path: Path) -> None:
 
 def test_example_of_the_readme_runs(installation: Path, tmp_path: Path) -> None:
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    [example] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    example, _ = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     shortened = example.replace("total_steps=200_000", "total_steps=2_000")
     assert shortened != example
     script = tmp_path / "example.py"

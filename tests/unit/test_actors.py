@@ -287,6 +287,24 @@ def test_b103_an_observation_that_is_not_finite_takes_the_transitions_on_both_si
     assert second.episode_lengths[:, 0].tolist() == [4, 0, 0]
 
 
+@pytest.mark.parametrize("not_finite", ["stop", "skip"])
+def test_an_observation_behind_a_termination_may_be_anything(not_finite: NotFinite) -> None:
+    """Nobody looks at it; a simulator that has blown up often ends so, with the penalty for it."""
+
+    class BlownUp(Counter):
+        def observation(self) -> Any:
+            return np.full(1, math.nan if self.steps == self.length else self.steps, np.float32)
+
+    (one,) = play(lambda: BlownUp(3, "term"), 6, 1, not_finite=not_finite)
+    assert one.observations[:, 0, 0].tolist() == [0, 1, 2, 0, 0, 1, 2]
+    assert one.valid[:, 0].tolist() == [1, 1, 1, 0, 1, 1]
+    assert one.terminated[:, 0].tolist() == [0, 0, 1, 0, 0, 0]
+    assert one.episode_lengths[:, 0].tolist() == [0, 0, 3, 0, 0, 0]
+    if not_finite == "stop":
+        with pytest.raises(FloatingPointError, match="tick 2 of this actor: the observation is"):
+            play(lambda: BlownUp(3, "trunc"), 6, 1)
+
+
 def test_numbers_that_are_never_finite_end_the_run_all_the_same() -> None:
     class Hopeless(Counter):
         def step(self, action: Any) -> Any:

@@ -206,7 +206,9 @@ def test_a3c42_acts_in_inference_mode_as_it_learns() -> None:
     learned = run(model, observations)
     with torch.inference_mode():
         acted = run(model, observations)
-    assert all(map(torch.equal, acted, learned))
+    # Not the same bits on every processor: a gradient asks for another kernel.
+    for one, other in zip(acted, learned, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_impala_torso_is_its_formula() -> None:
@@ -725,9 +727,8 @@ def test_last_actions_and_rewards_are_seen_row_by_row_as_in_an_unroll() -> None:
     other = model.run(observations, begun, resets, (actions + 1) % 6, rewards)
     assert torch.equal(other.values[0], whole.values[0]), "the first row knows no later action"
     assert not torch.equal(other.values[1], whole.values[1])
-    assert torch.equal(
-        other.values[2, 1], model(observations[2][None], begun, resets[2][None]).values[0, 1]
-    ), "nothing of the episode before"
+    anew = model(observations[2][None], begun, resets[2][None]).values[0, 1]
+    assert torch.allclose(other.values[2, 1], anew, atol=1e-6), "nothing of the episode before"
     with pytest.raises(ValueError, match="call run"):
         model(observations, begun, resets)
 

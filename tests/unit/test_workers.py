@@ -77,10 +77,10 @@ class Shared:
         return objective.gradient.clone()
 
 
-def play(seed: int = 1, config: A3CConfig = CONFIG) -> Trajectory:
+def play(seed: int = 1, config: A3CConfig = CONFIG, version: int = 0) -> Trajectory:
     config = replace(config, seed=seed)
     actor = Actor.create(config, SPEC, models.create_on_cpu(config, SPEC), Stopwatch(), [0])
-    batch = actor.unroll(0).clone()
+    batch = actor.unroll(version).clone()
     batch.rewards += torch.randn(batch.rewards.shape, generator=torch.Generator().manual_seed(seed))
     actor.close()
     return batch
@@ -247,8 +247,8 @@ def test_lag_counts_updates_by_others_between_pull_and_push() -> None:
     assert slow.pull()
     for _ in range(3):
         assert fast.pull()
-        assert fast.push(play(), TARGETS)
-    assert slow.push(play(), TARGETS)
+        assert fast.push(play(version=fast.version), TARGETS)
+    assert slow.push(play(version=slow.version), TARGETS)
     assert slow._account.window.lags == {3: 4}  # in each of four columns
     assert fast._account.window.lags == {0: 12}
 
@@ -260,8 +260,8 @@ def test_a_gradient_that_is_too_old_is_dropped_or_made_anew_and_counted(too_old:
     assert slow.pull()
     for _ in range(2):
         assert fast.pull()
-        assert fast.push(play(), TARGETS)
-    batch = play(2)
+        assert fast.push(play(version=fast.version), TARGETS)
+    batch = play(2, version=slow.version)
     before, fresh = shared.parameters, shared.gradient_of(batch)
     assert slow.push(batch, TARGETS)
     if too_old == "drop":
@@ -271,7 +271,8 @@ def test_a_gradient_that_is_too_old_is_dropped_or_made_anew_and_counted(too_old:
     else:
         assert torch.equal(shared.parameters, before - fresh)
         assert slow._account.window.counts == {"gradients_recomputed": 1}
-        assert slow._account.window.lags == {0: 4}
+        # The gradient is new, the games are not: they were played two updates ago.
+        assert slow._account.window.lags == {2: 4}
 
 
 def test_a_line_tells_the_rates_of_updates_that_were_made() -> None:

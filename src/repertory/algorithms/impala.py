@@ -15,6 +15,7 @@ actor with version max(k - 1, 0), and update k takes trajectory k of all. Same s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,8 @@ from repertory.runtimes.base import (
 from repertory.seeds import Stream, generator_for
 from repertory.targets import Targets, vtrace
 from repertory.trajectories import Trajectory, split, stack
+
+_MOST_WAITING = 4_096  # their numbers have to fit into a pipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +133,11 @@ class IMPALAConfig(RunConfig):
             return (
                 "checkpoint_replay is of one learner that replays: set replay_share and one learner"
             )
+        if max(capacity_of(rank, self) for rank in range(self.num_learners)) > _MOST_WAITING:
+            return (
+                f"at most {_MOST_WAITING:,} unrolls of an actor can wait: lower queue_capacity, or "
+                "batch_trajectories, or take more actors"
+            )
         if self.exact_resume and self.schedule != "fixed":
             return "exact_resume needs schedule=fixed: what comes first is never the same twice"
         return super().conflict()
@@ -145,13 +153,11 @@ def train(config: IMPALAConfig, environment: EnvironmentSpec, runtime: Runtime) 
     parameters = runtime.parameter_store(model, num_readers=config.num_actors)
     for rank in range(config.num_learners):
         actors = actors_of(rank, config)
-        # A batch may ask for more unrolls than there are actors.
-        capacity = max(config.queue_capacity, -(-batch_size(rank, config) // len(actors)))
         trajectories = runtime.trajectory_queue(
             spec,
             len(actors),
             order="actor" if config.schedule == "fixed" else "arrival",
-            capacity=capacity,
+            capacity=capacity_of(rank, config),
         )
         runtime.start(
             f"learner-{rank}",
@@ -186,6 +192,12 @@ def actors_of(rank: int, config: IMPALAConfig) -> range:
 def batch_size(rank: int, config: IMPALAConfig) -> int:
     """Unrolls in a batch of one learner."""
     return config.batch_trajectories or len(actors_of(rank, config))
+
+
+def capacity_of(rank: int, config: IMPALAConfig) -> int:
+    """Unrolls of each actor that may wait; a batch may ask for more than one of each."""
+    each = -(-batch_size(rank, config) // len(actors_of(rank, config)))
+    return max(config.queue_capacity, each)
 
 
 def prefetches(rank: int, config: IMPALAConfig) -> bool:
@@ -293,15 +305,21 @@ def drop_old(fresh: Trajectory, config: IMPALAConfig, learner: Learner) -> None:
 def with_drawn(
     fresh: Trajectory, replay: Replay, config: IMPALAConfig, learner: Learner
 ) -> Trajectory:
-    """The fresh columns, and beside them the share that is drawn from replay."""
-    share = config.replay_share
-    wanted = max(1, round(fresh.num_columns * share / (1.0 - share)))
+    """The fresh columns, and beside them the share that is drawn from replay.
+
+    Where it is no whole number of columns, some batches have one more than others.
+    """
+    each = fresh.num_columns * config.replay_share / (1.0 - config.replay_share)
+    before, after = (math.floor(each * k + 1e-6) for k in (learner.version, learner.version + 1))
+    wanted = after - before
     if not len(replay):
+        return fresh
+    learner.window.observe("replay_ratio", wanted / fresh.num_columns)
+    if not wanted:
         return fresh
     drawn = replay.draw(wanted)
     age = (learner.version - drawn.policy_version).double().mean().item()
-    learner.window.observe("replay_age", age)
-    learner.window.observe("replay_ratio", wanted / fresh.num_columns)
+    learner.window.observe("replay_age", age * config.passes)
     return stack([fresh, drawn])
 
 

@@ -86,8 +86,9 @@ def make_single(
     """Make one environment by itself, to watch or to record.
 
     It plays as a column of `make_vector` does: same observations, rewards and ends for the same
-    seed and actions, and discrete actions count from 0. It never resets by itself. Where lost lives
-    are signalled, `terminated` still means the whole game, and the life stands in
+    seed and actions. Actions are those of its space, as `Agent.predict` returns them, where a
+    vector environment counts them from 0. It never resets by itself. Where lost lives are
+    signalled, `terminated` still means the whole game, and the life stands in
     `info["life_lost"]`.
 
     Args:

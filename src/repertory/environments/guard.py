@@ -8,6 +8,7 @@ how environments are found and how columns step together (`gymnasium`).
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import traceback
@@ -21,6 +22,9 @@ from numpy.typing import NDArray
 
 from repertory.environments.base import EnvironmentFailure, EnvironmentRefused
 from repertory.spawning import end_with_the_parent, leave_signals_to_the_parent
+
+_RESULT = ("an observation", "a reward", "terminated", "truncated", "info")
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 FAILURE = "failure"
 """Key under which `OwnProcess` reports a failure in `info`."""
@@ -79,16 +83,17 @@ class Guard(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
         """
         self._num_steps += 1
         try:
-            observation, reward, terminated, truncated, _ = self.env.step(
-                action + self._first_action
-            )
+            result = self.env.step(action + self._first_action)
         except Exception as error:
             raise self._failure(f"{type(error).__name__}: {error}") from error
+        if not isinstance(result, tuple) or len(result) != len(_RESULT):
+            raise self._failure(f"step has to return {', '.join(_RESULT)}")
+        observation, reward, terminated, truncated, _ = result
         return (
             self._checked_observation(observation),
             self._checked_reward(reward),
-            bool(terminated),
-            bool(truncated),
+            self._checked_flag("terminated", terminated),
+            self._checked_flag("truncated", truncated),
             {},
         )
 
@@ -141,7 +146,16 @@ class Guard(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
             raise self._failure(
                 f"expected one number as reward, got {type(reward).__name__} of shape {array.shape}"
             )
-        return float(array.item())
+        number = float(array.item())
+        if _FLOAT32_MAX < abs(number) < math.inf:
+            raise self._failure(f"the reward {number} is more than a float32 holds")
+        return number
+
+    def _checked_flag(self, name: str, value: Any) -> bool:
+        array = np.asarray(value)
+        if array.size != 1 or array.dtype.kind not in "biu":
+            raise self._failure(f"expected true or false as {name}, got {value!r}")
+        return bool(array.item())
 
     def _failure(self, what: str) -> EnvironmentFailure:
         where = f"environment {self._name}, column {self._column}, env step {self._num_steps}"

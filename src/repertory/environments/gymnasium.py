@@ -11,6 +11,7 @@ import importlib
 import inspect
 import multiprocessing.connection
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,13 +55,20 @@ def describe(config: EnvironmentConfig) -> EnvironmentSpec:
     return Recipe.of(config).describe()
 
 
-def make_single(config: EnvironmentConfig, render_mode: str | None = None) -> Guard:
-    """One environment by itself, guarded; actions count from 0.
+def make_single(
+    config: EnvironmentConfig, render_mode: str | None = None
+) -> gymnasium.Env[Any, Any]:
+    """One environment by itself, guarded; it takes the actions that its space has.
 
     Raises:
         EnvironmentRefused: It cannot be found, built or used.
     """
-    return Recipe.of(config).build_guarded(column=0, render_mode=render_mode)
+    guarded = Recipe.of(config).build_guarded(column=0, render_mode=render_mode)
+    space = guarded.env.action_space
+    assert isinstance(space, gymnasium.spaces.Discrete)
+    if space.start == 0:
+        return guarded
+    return gymnasium.wrappers.TransformAction(guarded, lambda action: action - space.start, space)
 
 
 def make_vector(config: EnvironmentConfig, seeds: Sequence[int]) -> GymnasiumVector:
@@ -350,8 +358,23 @@ def _registered(env_id: str) -> EnvSpec:
     _register_namespace(env_id, name.partition("/")[0].lower())
     spec = gymnasium.registry.get(name)
     if spec is None:
-        raise unknown("environment", env_id, _known_ids())
+        imported = sys.modules.get(module)
+        if callable(getattr(imported, name, None)):
+            raise EnvironmentRefused(
+                f"{env_id} is a class or a function, and no id that is registered with Gymnasium: "
+                f"register it, or hand it over from Python, env={name}"
+            )
+        raise unknown("environment", env_id, [*_ids_of(module), *_known_ids()])
     return spec
+
+
+def _ids_of(module: str) -> list[str]:
+    """Ids that code of a module answers for, as they have to be given."""
+    return [
+        f"{module}:{name}"
+        for name, spec in gymnasium.registry.items()
+        if module and str(spec.entry_point).startswith(f"{module}:")
+    ]
 
 
 def _register_namespace(env_id: str, namespace: str) -> None:

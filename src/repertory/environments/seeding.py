@@ -16,6 +16,9 @@ MAX_COLUMNS = 2**15
 
 MAX_ACTORS = NUM_SEEDS // MAX_COLUMNS
 
+_FACTORS = (0x45D9F3B, 0x45D9F3B)
+"""Odd, so that a product loses nothing; of the well-known integer hash with shifts of 16."""
+
 _SPAWN_KEY = (0x656E76,)  # "env": what separates these numbers from those of other roles
 
 
@@ -25,7 +28,9 @@ def seeds_for(root_seed: int, actor: int, num_columns: int) -> list[int]:
     No two columns of a run share a seed, so no two actors play the same game. Independent draws
     would not do: of 16,384 of them, two coincide in one run out of 17. Instead the run's
     `SeedSequence` draws where in the ring of all seeds the first column stands, and an odd stride
-    from each column to the next; an odd stride comes back to a seed only after all 2**31.
+    from each column to the next; an odd stride comes back to a seed only after all 2**31. What
+    stands there is mixed one to one, so that an environment that looks at a part of its seed only
+    (`seed % 64` for its level, say) finds different ones too.
 
     Args:
         root_seed: The run's seed, not negative.
@@ -48,4 +53,13 @@ def seeds_for(root_seed: int, actor: int, num_columns: int) -> list[int]:
     start, half_stride = (int(word) for word in sequence.generate_state(2, np.uint32))
     stride = 2 * half_stride + 1
     first = actor * MAX_COLUMNS
-    return [(start + stride * (first + column)) % NUM_SEEDS for column in range(num_columns)]
+    places = ((start + stride * (first + column)) % NUM_SEEDS for column in range(num_columns))
+    return [_mixed(place) for place in places]
+
+
+def _mixed(place: int) -> int:
+    """A permutation of 0..2**31 - 1 in which every bit depends on all: each step can be undone."""
+    for factor in _FACTORS:
+        place ^= place >> 16
+        place = place * factor % NUM_SEEDS
+    return place ^ place >> 16

@@ -14,6 +14,22 @@ from numpy.typing import NDArray
 
 from repertory.environments.base import EnvironmentRefused, ImageLayout
 
+_DTYPES = tuple(
+    np.dtype(name)
+    for name in (
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+    )
+)
+"""What PyTorch calculates with; it stores wider unsigned integers and little more."""
+
 
 def require_supported(
     name: str, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
@@ -26,12 +42,14 @@ def require_supported(
     problems = []
     if not isinstance(observation_space, gymnasium.spaces.Box):
         problems.append(f"observations {observation_space}")
+    elif observation_space.dtype not in _DTYPES:
+        problems.append(f"observations of dtype {observation_space.dtype}")
     if not isinstance(action_space, gymnasium.spaces.Discrete):
         problems.append(f"actions {action_space}")
     if problems:
         raise EnvironmentRefused(
             f"{name} has {' and '.join(problems)}; supported are Box observations of any shape "
-            "and Discrete actions"
+            f"({', '.join(str(dtype) for dtype in _DTYPES)}) and Discrete actions"
         )
 
 

@@ -112,3 +112,14 @@ def remember(model: object, core_state: CoreState, actions: Tensor, rewards: Ten
     if isinstance(model, Remembers):
         return model.remember(core_state, actions, rewards)
     return core_state
+
+
+def reset_core_state(model: Model, core_state: CoreState, resets: Tensor) -> CoreState:
+    """Put the core state back to its initial value in the columns where `resets` [B] is true."""
+    if not core_state or not resets.any():
+        return core_state
+    initial = model.initial_core_state(resets.shape[0])
+    return tuple(
+        torch.where(resets.to(now.device).view(-1, *[1] * (now.dim() - 1)), start, now)
+        for start, now in zip(initial, core_state, strict=True)
+    )

@@ -145,7 +145,7 @@ class MLPTorso(Torso):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Features [N, output_size] of observations [N, ...] of any dtype."""
-        flat = observations.flatten(1).float()
+        flat = observations.reshape(len(observations), -1).float()
         features: Tensor = self.layers(flat if self.scale == 1.0 else flat * self.scale)
         return features
 
@@ -552,8 +552,8 @@ def _image_shape(
     """
     if layout == "none" or len(space.shape) != 3:
         raise ValueError(
-            f"network {network!r} needs images, but observations have shape {list(space.shape)} "
-            f"and image layout {layout!r}; try 'mlp', or set image_layout"
+            f"network {network!r} needs images, but observations have shape {list(space.shape)}; "
+            "for vectors there is 'mlp', and for images whose channels are not found image_layout"
         )
     if layout == "chw":
         channels, height, width = space.shape

@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 _WITH_PROCESSES = ("contracts", "regression", "commands", "packaging", "training")
 """Folders whose tests start processes: together they stay on one worker, apart from each other."""
+
+
+# Workers share the cores, and threads of small passes that wait for one another make them many
+# times slower. Roles set their own number.
+torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,7 @@
 """What a terminal shows of a run: a live view where there is one, plain lines elsewhere.
 
-Both are fed the records of `metrics`, in order, and keep nothing else. What is here: the two views,
-the last line and the warning about a policy without entropy. What is not here: any counting.
+Both are fed the records of `metrics`, in order, and keep nothing else. What is here: the two views
+and the last lines. What is not here: any counting.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from rich.text import Text
 
 from repertory.metrics import RECENT_EPISODES
 
-LOW_ENTROPY = 0.01
-"""Share of the largest entropy, ln n, below which a policy is called almost deterministic."""
-
 _PLAIN_SECONDS = 5.0
 _CURVE_WIDTH = 48
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -41,7 +38,6 @@ class Console(ABC):
         """Remember the preset's name for the header."""
         self._preset = preset
         self._start: Mapping[str, Any] = {}
-        self._entropy = EntropyWatch()
         self._silent = False
 
     def on_record(self, record: Mapping[str, Any]) -> None:
@@ -58,9 +54,6 @@ class Console(ABC):
 
     def _show(self, record: Mapping[str, Any]) -> None:
         if record["kind"] == "progress":
-            warning = self._entropy.observe(record)
-            if warning:
-                self._say(f"warning: {warning}")
             self._progress(record)
         elif record["kind"] == "pulse":
             self._pulse(record["env_steps"])
@@ -233,45 +226,21 @@ class LiveConsole(Console):
         return Group(table, progress)
 
 
-class EntropyWatch:
-    """Tells once when a policy has become almost deterministic."""
-
-    def __init__(self) -> None:
-        """Nothing told yet."""
-        self._told = False
-
-    def observe(self, record: Mapping[str, Any]) -> str | None:
-        """A warning with the likely levers, for the first `progress` record that calls for it.
-
-        A record without `entropy_normalised` (a single action, or no upper bound) never does.
-        """
-        normalised = record.get("entropy_normalised")
-        if self._told or normalised is None or not normalised < LOW_ENTROPY:
-            return None
-        self._told = True
-        return (
-            f"the policy's entropy is {100 * normalised:.2g} % of its maximum at "
-            f"{record['env_steps']:,} env steps: it almost always takes the same actions and "
-            "explores no more. If the return does not rise, the likely levers are a larger "
-            "--entropy-cost, a smaller --learning-rate, and --reward-transform clip or smaller "
-            "rewards"
-        )
-
-
 def header(start: Mapping[str, Any], preset: str | None) -> str:
     """What is trained, by which rules and where it goes.
 
     Args:
         start: The record of `metrics.start_record`.
-        preset: Name of the preset, if any.
+        preset: Name of the preset, or `none`; None where nobody chose one, as in a resume.
     """
     rules = f"protocol {start['protocol']}"
     if start["action_repeat"] > 1:
         rules += f": {start['action_repeat']} frames a step, each sticky with probability "
         rules += f"{start['repeat_action_probability']:g}"
+    chosen = "" if preset is None else f"preset {preset}, "
     return (
         f"{start['algorithm']} on {start['env']} ({rules}), "
-        f"preset {preset or 'none'}, network {start['network']}, seed {start['seed']}\n"
+        f"{chosen}network {start['network']}, seed {start['seed']}\n"
         f"run folder {start['run_dir']}"
     )
 
@@ -307,6 +276,8 @@ def closing_lines(end: Mapping[str, Any], start: Mapping[str, Any]) -> str:
     """How a run ended, where it lies, and what to type next."""
     run_dir, episodes = start["run_dir"], end.get("episodes", 0)
     lines = [f"run folder: {run_dir}", f"to evaluate it: repertory eval {shlex.quote(run_dir)}"]
+    if end["env_steps"] < start["total_steps"]:
+        lines.append(f"to go on with it: repertory resume {shlex.quote(run_dir)}")
     if not episodes:
         ended = f"no episode was finished, after {end['env_steps']:,} env steps"
     else:

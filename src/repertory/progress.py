@@ -31,6 +31,7 @@ _OF_LEARNING = (
     *("policy_loss", "value_loss", "entropy", "explained_variance", "gradient_norm"),
     *("learning_rate", "entropy_cost"),
 )
+_LOW_ENTROPY = 0.01  # share of ln n, below which a policy is called almost deterministic
 _PULSE_SECONDS = 1.0
 _MAX_REFUSED = 100  # updates in a row, after which nothing good is to be hoped for
 
@@ -339,6 +340,31 @@ class Progress:
     def recent_return(self) -> float | None:
         """Mean return of the last 100 finished episodes; None before there are so many."""
         return self._recent.return_mean if self._recent.full else None
+
+
+class EntropyWatch:
+    """Tells once when a policy has become almost deterministic."""
+
+    def __init__(self) -> None:
+        """Nothing told yet."""
+        self._told = False
+
+    def observe(self, record: Mapping[str, Any]) -> str | None:
+        """A warning with the likely levers, for the first `progress` record that calls for it.
+
+        A record without `entropy_normalised` (a single action, or no upper bound) never does.
+        """
+        normalised = record.get("entropy_normalised")
+        if self._told or normalised is None or not normalised < _LOW_ENTROPY:
+            return None
+        self._told = True
+        return (
+            f"warning: the policy's entropy is {100 * normalised:.2g} % of its maximum at "
+            f"{record['env_steps']:,} env steps: it almost always takes the same actions and "
+            "explores no more. If the return does not rise, the likely levers are a larger "
+            "--entropy-cost, a smaller --learning-rate, and --reward-transform clip or smaller "
+            "rewards"
+        )
 
 
 def _counted(windows: list[dict[str, Any]]) -> dict[str, float]:

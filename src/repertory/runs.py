@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import math
+import shlex
 import signal
 import threading
 import time
@@ -27,7 +28,7 @@ from repertory.config import RunConfig, to_yaml
 from repertory.environments.base import EnvironmentSpec
 from repertory.evaluator import Evaluator
 from repertory.metrics import Record, RunFolder, Sink, start_record
-from repertory.progress import Progress
+from repertory.progress import EntropyWatch, Progress
 from repertory.runtimes.base import RoleFailed, Runtime
 from repertory.runtimes.inline import InlineRuntime
 from repertory.runtimes.processes import ProcessRuntime
@@ -38,6 +39,7 @@ EndReason = Literal[
 ]
 Callback = Callable[[Record], bool | None]
 
+_BEST_SECONDS = 30.0  # at least, between states that are saved for being the best so far
 _LAST_EVALUATION_SECONDS = 300.0  # for the games with the last checkpoint, all time being over
 _SIGNALS: Mapping[int, EndReason] = {
     signal.SIGINT: "interrupted",
@@ -92,7 +94,9 @@ class Run:
         )
         self._reason: EndReason = "total_steps"
         self._last: Record = {"env_steps": 0, "episode_return_mean": None}
+        self._entropy = EntropyWatch()
         self._best = -math.inf
+        self._saving_seconds = 0.0
         self._scheduled: Path | None = config.resume_from if config.exact_resume else None
         self._evaluator = Evaluator(config, self._waits_no_more)
         self._due = {"evaluation": math.inf, "checkpoint": math.inf}
@@ -103,6 +107,7 @@ class Run:
         now = time.monotonic()
         self._deadline = now + 60 * config.max_minutes if config.max_minutes else math.inf
         self._next_checkpoint = now + 60 * config.checkpoint_minutes
+        self._next_best = now + _BEST_SECONDS
 
     def go_on(self, event: Record, progress: Mapping[str, Any]) -> None:
         """Continue the curves of a run that was there before.
@@ -159,7 +164,10 @@ class Run:
             )
         except Exception as failure:
             self._save_what_is_left()
-            self._tell({"kind": "event", "event": "failure", "message": str(failure)})
+            message = str(failure)
+            if (self._folder.checkpoints / "latest").is_file():
+                message += f"\nto go on: repertory resume {shlex.quote(str(self._folder.path))}"
+            self._tell({"kind": "event", "event": "failure", "message": message})
             raise
         finally:
             self._evaluator.close()
@@ -307,6 +315,8 @@ class Run:
         if line is not None:
             self._last = line
             self._tell(line)
+            if (warning := self._entropy.observe(line)) is not None:
+                self._tell({"kind": "event", "event": "low_entropy", "message": warning})
 
     def _look_at_the_clock(self) -> None:
         """End the run, or have its state saved, where it is time."""
@@ -318,6 +328,10 @@ class Run:
             self.stop("max_minutes")
         if now > self._next_checkpoint:
             self._next_checkpoint = now + 60 * self._config.checkpoint_minutes
+            self._runtime.collect_state()
+        # By the clock alone, the best of a run that forgets again would never have been saved.
+        if reached is not None and reached > self._best_to_beat and now > self._next_best:
+            self._next_best = now + max(_BEST_SECONDS, 50 * self._saving_seconds)
             self._runtime.collect_state()
 
     def _tell(self, record: Record) -> None:
@@ -345,11 +359,9 @@ class Run:
         path = step_path(self._folder.checkpoints, state["env_steps"])
         if path == self._scheduled and path.is_file():
             return path
-        reached = self._progress.recent_return
-        evaluated = self._config.evaluation_steps is not None
-        best = self._best
-        if not evaluated and reached is not None:
-            best = max(best, reached)
+        reached, best, started = self._progress.recent_return, self._best, time.monotonic()
+        if reached is not None and reached > self._best_to_beat:
+            best = reached
         whole = checkpoints.make_state(
             model=state["model"],
             optimizer=state["optimizer"],
@@ -370,7 +382,13 @@ class Run:
             self._scheduled = path
         needed = [*self._evaluator.waiting, *filter(None, [self._scheduled])]
         checkpoints.prune(self._folder.checkpoints, self._config.keep_checkpoints, needed)
+        self._saving_seconds = time.monotonic() - started
         return path
+
+    @property
+    def _best_to_beat(self) -> float:
+        """By recent episodes; where an evaluator runs, only its games can."""
+        return self._best if self._config.evaluation_steps is None else math.inf
 
 
 def _what_is_lacking(error: OSError | RuntimeError) -> str | None:

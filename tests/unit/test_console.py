@@ -14,7 +14,6 @@ import torch
 from rich.console import Console as RichConsole
 
 from repertory.console import (
-    EntropyWatch,
     LiveConsole,
     PlainConsole,
     closing_lines,
@@ -23,6 +22,7 @@ from repertory.console import (
 )
 from repertory.losses import actor_critic_losses
 from repertory.models.policies import Categorical
+from repertory.progress import EntropyWatch
 from repertory.targets import n_step
 from tests.unit.test_metrics import progress
 
@@ -251,13 +251,11 @@ def test_entropy_collapse_is_told_once_with_the_likely_levers() -> None:
 
     Source: Unity-Technologies/ml-agents#281; openai/baselines#237.
     """
-    stream = io.StringIO()
-    with PlainConsole(stream) as console:
-        console.on_record(START)
-        for record in bandit_entropies(reward_scale=1e4, updates=200):
-            console.on_record(record)
-    warnings = [line for line in stream.getvalue().splitlines() if line.startswith("warning:")]
+    watch = EntropyWatch()
+    records = bandit_entropies(reward_scale=1e4, updates=200)
+    warnings = [warning for record in records if (warning := watch.observe(record))]
     assert len(warnings) == 1
+    assert warnings[0].startswith("warning: the policy's entropy is")
     for lever in ("--entropy-cost", "--learning-rate", "--reward-transform"):
         assert lever in warnings[0]
 
@@ -284,7 +282,7 @@ def test_a_single_action_has_no_normalised_entropy_and_no_warning() -> None:
 
 
 def test_consoles_in_one_process_share_nothing() -> None:
-    """Two consoles, interleaved; each warns about its own run.
+    """Two consoles, interleaved; each tells of its own run.
 
     Source: ray-project/ray PR#59544.
     """
@@ -293,7 +291,7 @@ def test_consoles_in_one_process_share_nothing() -> None:
     for index, console in enumerate(consoles):
         console.on_record({**START, "seed": index})
     for console in consoles:
-        console.on_record(progress(entropy_normalised=0.001))
+        console.on_record(progress())
     for index, stream in enumerate(streams):
         assert f"seed {index}" in stream.getvalue()
-        assert stream.getvalue().count("warning:") == 1
+        assert stream.getvalue().count("env steps/s") == 1

@@ -17,12 +17,12 @@ from torch.optim import SGD
 from repertory import models
 from repertory.actors import Actor
 from repertory.algorithms.a3c import A3CConfig, targets
-from repertory.console import EntropyWatch, progress_line
+from repertory.console import progress_line
 from repertory.environments import describe
 from repertory.objective import Objective
 from repertory.optimizers import load_in_place, make_optimizer, prepare_state
 from repertory.parameters import move_towards, travelling_tensors
-from repertory.progress import Progress, Stopwatch, Window
+from repertory.progress import EntropyWatch, Progress, Stopwatch, Window
 from repertory.runtimes.inline import InlineRuntime
 from repertory.trajectories import Trajectory
 from repertory.workers import Worker

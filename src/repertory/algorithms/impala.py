@@ -24,13 +24,13 @@ from typing import Any, Literal
 
 from repertory import models
 from repertory.actors import Actor, played_seed, trajectory_spec
-from repertory.config import RunConfig
+from repertory.config import ConfigError, RunConfig
 from repertory.environments.base import EnvironmentSpec
 from repertory.learners import Learner
 from repertory.losses import importance_moments, importance_spread
 from repertory.objective import Estimates
 from repertory.progress import Stopwatch
-from repertory.replay import Replay
+from repertory.replay import Replay, memory_needed
 from repertory.runtimes.base import (
     GroupMember,
     ParameterReader,
@@ -149,6 +149,8 @@ def train(config: IMPALAConfig, environment: EnvironmentSpec, runtime: Runtime) 
     spec = trajectory_spec(
         environment, model, unroll_length=config.unroll_length, num_columns=config.num_envs
     )
+    if config.replay_share and config.replay_max_bytes < (needed := memory_needed(spec, 1)):
+        raise ConfigError(f"replay_max_bytes must be at least {needed:,}: a column's unroll")
     group = runtime.learner_group(model, config.num_learners)
     parameters = runtime.parameter_store(model, num_readers=config.num_actors)
     for rank in range(config.num_learners):

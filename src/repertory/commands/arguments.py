@@ -14,7 +14,7 @@ import dataclasses
 import re
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, UnionType
@@ -56,6 +56,7 @@ class TrainArguments:
     print_config: bool
 
 
+_HERE = ("inline", "processes")
 _NO_FLAGS = ("resume_from",)
 """Settings that are not for users to set."""
 
@@ -105,6 +106,7 @@ def parse_train(arguments: Sequence[str]) -> TrainArguments:
             raise ConfigError("--run-dir names the folder of one run; leave it out with --seeds")
     for each in configs:
         validate(each)
+    _refuse_idle({_flag_name(word) for word in arguments}, config)
     return TrainArguments(algorithm, tuple(configs), preset, given["print_config"])
 
 
@@ -204,6 +206,27 @@ def _check_flags(
             raise ConfigError(f"unknown flag {word.partition('=')[0]}{hint}")
 
 
+_IDLE: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
+    {
+        **dict.fromkeys(("address", "actor_cpus", "learner_gpus"), ("runtime", _HERE)),
+        "clip_range": ("surrogate", ("gradient",)),
+        "core_size": ("core", ("none",)),
+        "evaluation_episodes": ("evaluation_steps", (None,)),
+        **dict.fromkeys(("rmsprop_decay", "epsilon_inside_root"), ("optimizer", ("adam",))),
+        **dict.fromkeys(("replay_capacity", "replay_max_bytes"), ("replay_share", (0.0,))),
+    }
+)
+"""Settings that change nothing while another has one of some values."""
+
+
+def _refuse_idle(given: Set[str | None], config: RunConfig) -> None:
+    """Refuse a flag that would change nothing; below, in a preset or a file, it may stand."""
+    for name, (other, values) in _IDLE.items():
+        if name in given and (value := getattr(config, other)) in values:
+            now = str(value).lower()
+            raise ConfigError(f"{_flag(name)} has no effect while {other} is {now}")
+
+
 def _flag_name(word: str) -> str | None:
     """The setting that a word such as `--total-steps=5` names, or None if it is no flag."""
     if not word.startswith("--"):
@@ -235,7 +258,10 @@ def _read_file(path: str | None, algorithm: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"cannot read the settings in {path}: {reason}") from error
-    settings = parse_yaml(text)
+    try:
+        settings = parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path} is {error}") from error
     written_for = settings.pop("algorithm", algorithm)
     if written_for != algorithm:
         raise ConfigError(f"{path} holds settings of {written_for}, not of {algorithm}")
@@ -334,7 +360,7 @@ def _metavar(name: str, hint: Any) -> str:
         return f"{_metavar(name, options[0])} ..."
     if typing.get_origin(hint) is dict:
         return "KEY=VALUE ..."
-    return {int: "INT", float: "FLOAT", Path: "PATH"}.get(hint, "NAME")
+    return {int: "INT", float: "FLOAT", Path: "PATH", bool: "{true,false}"}.get(hint, "NAME")
 
 
 def _shown(value: Any) -> list[str]:

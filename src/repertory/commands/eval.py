@@ -58,10 +58,14 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"there is no run and no checkpoint {parsed.run}")
 
     # Imported late, so that wrong use is answered without waiting for torch.
+    import torch
+
     from repertory.agent import Agent
     from repertory.checkpoints import resolve, run_folder_of
     from repertory.evaluation import evaluate
 
+    # Beside a training, a second thread made these small passes 17 times slower.
+    torch.set_num_threads(1)
     checkpoint = resolve(parsed.run)
     evaluation = evaluate(
         Agent.load(checkpoint),

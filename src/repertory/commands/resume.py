@@ -47,6 +47,10 @@ def run(arguments: Sequence[str]) -> int:
     if words[0].startswith("-"):
         raise ConfigError("resume which run? Name its folder first")
     run_dir = Path(words[0])
+    if run_dir.is_file():
+        raise ConfigError(
+            f"a run goes on from its newest checkpoint: name its folder, not {run_dir}"
+        )
     if not run_dir.is_dir():
         raise ConfigError(f"there is no run folder {run_dir}")
 

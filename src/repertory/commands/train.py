@@ -55,9 +55,11 @@ def run(arguments: Sequence[str]) -> int:
 
     preset = parsed.preset
     if preset and preset.protocol and preset.protocol != parsed.configs[0].protocol:
-        sys.stdout.write(f"preset {preset.name} was published with --protocol {preset.protocol}\n")
+        sys.stdout.write(
+            f"warning: preset {preset.name} was published with --protocol {preset.protocol}\n"
+        )
     for config in parsed.configs:
-        with make_console(sys.stdout, preset=preset.name if preset else None) as console:
+        with make_console(sys.stdout, preset=preset.name if preset else "none") as console:
             result = train(config, on_record=console.on_record)
         if code := signal_code(result.reason):
             return code

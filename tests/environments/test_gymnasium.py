@@ -319,6 +319,33 @@ def test_rewards_that_are_not_one_number_are_refused(reward):
         vector.step(np.array([0]))
 
 
+@pytest.mark.parametrize("reward", [1e300, -1e39, 10**400])
+def test_rewards_that_a_float32_does_not_hold_are_refused(reward):
+    """They became infinite on the way, and the message spoke of an infinity nobody had seen."""
+    config = EnvironmentConfig(lambda: Constant(spaces.Box(0, 1, (1,)), np.zeros(1), reward))
+    vector = make_vector(config, [0])
+    vector.reset()
+    with pytest.raises(EnvironmentFailure, match="env step 1: "):
+        vector.step(np.array([0]))
+
+
+@pytest.mark.parametrize("flag", [np.array([False, True]), None, "no", 0.0])
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+def test_ends_that_are_not_true_or_false_are_refused(name, flag):
+    """`bool` of them is often true, or an error that names nobody."""
+
+    class Odd(Counter):
+        def step(self, action):
+            observation, reward, *_ = super().step(action)
+            ends = {"terminated": False, "truncated": False, name: flag}
+            return observation, reward, *ends.values(), {}
+
+    vector = make_vector(EnvironmentConfig(Odd), [0])
+    vector.reset()
+    with pytest.raises(EnvironmentFailure, match=f"expected true or false as {name}, got"):
+        vector.step(np.array([0]))
+
+
 def test_a_nan_reaches_whoever_learns():
     vector = make_vector(EnvironmentConfig(NaN, {"at": 2, "where": "observation"}), [0])
     _, ticks = play(vector, 3)

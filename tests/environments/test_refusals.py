@@ -37,6 +37,14 @@ def test_an_unknown_id_is_answered_with_the_closest(env_id, meant):
     assert message == f"no environment is called {env_id!r}; did you mean {meant}?"
 
 
+def test_a_class_that_is_not_registered_says_what_to_do():
+    message = refusal("tests.probes:Counter")
+    assert message == (
+        "tests.probes:Counter is a class or a function, and no id that is registered with "
+        "Gymnasium: register it, or hand it over from Python, env=Counter"
+    )
+
+
 @pytest.mark.atari
 @pytest.mark.parametrize(
     ("env_id", "meant"),

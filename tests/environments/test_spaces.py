@@ -81,6 +81,13 @@ def test_unsupported_observations_are_refused_and_the_supported_named(kind):
     assert "supported are Box observations" in str(refusal.value)
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
+def test_dtypes_that_pytorch_cannot_calculate_with_are_refused(dtype):
+    space = spaces.Box(0, 60_000, (2,), dtype)
+    with pytest.raises(EnvironmentRefused, match=f"has observations of dtype {space.dtype}; supp"):
+        describe(EnvironmentConfig(lambda: Constant(space, space.sample())))
+
+
 def test_a_specification_shows_the_spaces_as_the_environment_has_them():
     spec = describe(EnvironmentConfig(lambda: Actions(spaces.Discrete(3, start=-1))))
     assert spec.action_space == spaces.Discrete(3, start=-1)

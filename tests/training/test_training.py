@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from repertory import A2CConfig, BatchedA2CConfig, train
+from repertory import A2CConfig, BatchedA2CConfig, runs, train
 from repertory.algorithms.impala import IMPALAConfig
 from repertory.checkpoints import load, resolve
 from repertory.config import ConfigError
@@ -114,6 +114,33 @@ def test_checkpoints_in_between_and_the_best(tmp_path: Path) -> None:
     assert resolve(folder / "best") in files
     for file in files:
         assert load(file)["updates"] > 0
+
+
+def test_a_best_between_two_checkpoints_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock alone the best of a run that learns and forgets was never saved."""
+    monkeypatch.setattr(runs, "_BEST_SECONDS", 0.0)
+    config = A2CConfig(
+        env="CartPole-v1", runtime="inline", total_steps=30_000, learning_rate=2e-3,
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
+    folder = train(config).run_dir
+    lines = [line for line in lines_of(folder) if line["kind"] == "progress"]
+    reached = max(line["episode_return_mean"] for line in lines if line["episodes"] >= 100)
+    saved = load(resolve(folder / "checkpoints" / "best"))["progress"]["best"]
+    assert saved == pytest.approx(reached, rel=0.15)
+    assert len(list((folder / "checkpoints").glob("step_*.pt"))) > 1, "not that of the end alone"
+
+
+def test_a_policy_without_entropy_is_an_event(tmp_path: Path) -> None:
+    config = A2CConfig(
+        env="repertory/Bandit-v0", runtime="inline", total_steps=20_000, learning_rate=0.05,
+        entropy_cost=0.0, run_dir=tmp_path / "run",
+    )  # fmt: skip
+    lines = lines_of(train(config).run_dir)
+    (event,) = [line for line in lines if line.get("event") == "low_entropy"]
+    assert event["message"].startswith("warning: the policy's entropy is")
 
 
 def test_init_from_takes_parameters_and_starts_counting_anew(tmp_path: Path) -> None:

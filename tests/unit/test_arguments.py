@@ -68,6 +68,23 @@ def test_printed_settings_are_a_file_of_the_same_settings(tmp_path: Path) -> Non
     assert only("a2c", "--config", str(file)) == config
 
 
+def test_a_setting_without_effect_may_stand_in_a_preset_or_a_file(tmp_path: Path) -> None:
+    """So that a flag can switch off what they switch on, as here the replay."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("replay_share: 0.5\nreplay_capacity: 9\n")
+    words = ["impala", "--env", "E", "--config", str(file)]
+    assert parse_train([*words, "--replay-share", "0"]).configs[0].replay_share == 0  # type: ignore[attr-defined]
+    assert parse_train([*words, "--replay-capacity", "7"]).configs[0].replay_capacity == 7  # type: ignore[attr-defined]
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    for text in ("env: [", "just words"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"settings\.yaml is not a YAML file of settings"):
+            parse_train(["a2c", "--config", str(file)])
+
+
 def test_a_file_of_another_algorithm_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("algorithm: batched_a2c\nenv: CartPole-v1\n")
@@ -161,6 +178,13 @@ def test_wrong_seeds_are_refused(text: str) -> None:
         (["a2c", "--env", "E", "--seed", "1", "--seeds", "1..2"], "give either --seed or --seeds"),
         (["a2c", "--env", "E", "--seeds", "1..2", "--run-dir", "x"], "leave it out with --seeds"),
         (["a2c", "--env", "E", "--seeds", "2147483648"], "seed must be at least 0 and below"),
+        (["a2c", "--env", "E", "--core-size", "9"], "--core-size has no effect while core is none"),
+        (["a2c", "--env", "E", "--actor-cpus=2"], "no effect while runtime is processes"),
+        (["a2c", "--env", "E", "--optimizer=adam", "--rmsprop-decay=.9"], "optimizer is adam"),
+        (["impala", "--env", "E", "--clip-range=0.1"], "while surrogate is gradient"),
+        (["impala", "--env", "E", "--replay_capacity=9"], "no effect while replay_share is 0.0"),
+        (["impala", "--env", "E", "--queue-capacity", "5000"], "at most 4,096 unrolls of an actor"),
+        (["impala", "--env", "E", "--batch-trajectories", "1e6"], "at most 4,096 unrolls"),
     ],
 )
 def test_wrong_use_is_refused_in_one_line(words: list[str], message: str) -> None:

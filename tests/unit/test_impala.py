@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,12 @@ from repertory.algorithms.impala import (
     targets,
     with_drawn,
 )
+from repertory.config import ConfigError
 from repertory.environments import describe
 from repertory.learners import Learner
 from repertory.progress import Stopwatch
 from repertory.replay import Replay
+from repertory.training import train
 from repertory.trajectories import Trajectory, split
 from tests.alone import Alone, Line
 from tests.probes import Counter
@@ -179,6 +182,33 @@ def test_what_is_drawn_was_learned_from_before_and_counts_nothing_but_in_the_gra
     assert number == 4
     # Counted in updates, of which a batch makes as many as it has passes.
     assert 2 * 4 <= ages <= 2 * (1 + 2 + 3 + 4)
+
+
+@pytest.mark.parametrize(("share", "updates", "drawn"), [(0.05, 19, 4), (0.1, 9, 4), (0.4, 3, 8)])
+def test_a_share_that_is_no_whole_number_of_columns_is_right_on_average(
+    share: float, updates: int, drawn: int
+) -> None:
+    """One column at least was drawn for each batch, so that 5 % of four columns were 20 %."""
+    config = replace(CONFIG, replay_share=share)
+    learner = make(config)
+    replay = make_kept(config, learner)
+    replay.add(play())
+    columns = 0
+    for update in range(updates):
+        learner.version = update
+        columns += with_drawn(play(), replay, config, learner).num_columns
+    assert columns - 4 * updates == drawn
+    assert drawn / columns == pytest.approx(share)
+    told, number = learner.window.means["replay_ratio"]
+    assert (number, told) == (updates, pytest.approx(drawn / 4))
+
+
+def test_a_replay_without_room_for_a_single_trajectory_is_refused_in_words(tmp_path: Path) -> None:
+    config = replace(
+        CONFIG, replay_share=0.5, replay_max_bytes=10, runtime="inline", run_dir=tmp_path / "run"
+    )
+    with pytest.raises(ConfigError, match=r"replay_max_bytes must be at least \d+: a column's"):
+        train(config)
 
 
 def test_replay_changes_the_update() -> None:

@@ -733,6 +733,14 @@ def test_last_actions_and_rewards_are_seen_row_by_row_as_in_an_unroll() -> None:
         model(observations, begun, resets)
 
 
+def test_observations_that_are_a_single_number_will_do() -> None:
+    single = ((), np.float32, "none")
+    model = build(single)
+    log_probs, values = run(model, observations_of(single, 3, 2))
+    assert log_probs.shape == (3, 2, 6)
+    assert values.shape == (3, 2)
+
+
 def test_first_parameters_do_not_depend_on_the_threads_of_who_makes_them() -> None:
     """A3C's are made by the parent, A2C's by a role, which has another number of threads."""
     config = RunConfig(env="CartPole-v1", network="mlp", core="lstm", hidden_sizes=(256, 256))

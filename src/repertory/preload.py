@@ -18,6 +18,7 @@ import sys
 import weakref
 from functools import partial
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,18 @@ def _begin_child(_: object) -> None:
 def _remove_the_socket(server: int, parent: int) -> None:
     """At the server's end, what its parent would have removed if it had not been killed."""
     address: Any = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
-    parent_was_killed = os.getpid() == server and os.getppid() != parent
-    if parent_was_killed and isinstance(address, str):
+    if os.getpid() == server and _was_killed(parent) and isinstance(address, str):
         with contextlib.suppress(OSError):
             os.unlink(address)
             os.rmdir(os.path.dirname(address))
+
+
+def _was_killed(parent: int) -> bool:
+    """Whether the parent has ended, or is about to: its memory goes before its end of a pipe."""
+    try:
+        return os.getppid() != parent or not Path(f"/proc/{parent}/cmdline").read_bytes()
+    except OSError:
+        return True
 
 
 # Whoever else imports this, to look at every module of the package say, is left as it was.

@@ -22,7 +22,8 @@ HEAD = """# Settings
 Every setting has one name: a field of a config class from Python, the same with hyphens as a flag
 (`--unroll-length 20`, `--no-shared-statistics`), the same again in a run's `config.yaml`, which
 `--config` takes back. Presets are laid over the defaults, a file over presets, flags over both;
-`--print-config` shows what comes out. Names that other libraries use are in the
+`--print-config` shows what comes out. One default differs: on the command line, `runtime` is
+`processes` for every algorithm. Names that other libraries use are in the
 [glossary](glossary.md#settings-by-other-names).
 
 This page is written by `python scripts/settings.py`.

@@ -28,7 +28,7 @@ from repertory.senses import Senses
 
 MAX_EPISODE_FRAMES = 108_000
 """Frames after which a game is cut unless a limit is given: half an hour at 60 frames a second,
-the limit of the ALE's v5 environments and of every protocol here."""
+the limit of the ALE's v5 environments and of every protocol here but `machado` (18,000)."""
 
 EVALUATOR = 65_535
 """Index under which the evaluator's seeds are drawn; no actor has it."""

@@ -82,7 +82,7 @@ def test_catch(tmp_path: Path) -> None:
     config = ARRANGEMENTS["a2c"](
         env="repertory/Catch-v0",
         network="minatar",
-        num_envs=16,
+        num_envs=8,  # of 16, seeds with 375 updates reach 0.44 to 0.56 only
         total_steps=60_000,
         unroll_length=10,
         learning_rate=2e-3,

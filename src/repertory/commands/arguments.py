@@ -208,7 +208,7 @@ def _check_flags(
 
 _IDLE: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
     {
-        **dict.fromkeys(("address", "actor_cpus", "learner_gpus"), ("runtime", _HERE)),
+        **dict.fromkeys(("actor_cpus", "learner_gpus"), ("runtime", _HERE)),
         "clip_range": ("surrogate", ("gradient",)),
         "core_size": ("core", ("none",)),
         "evaluation_episodes": ("evaluation_steps", (None,)),

@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     from repertory.checkpoints import resolve, run_folder_of
     from repertory.evaluation import evaluate
 
-    # Beside a training, a second thread made these small passes 17 times slower.
+    # Beside a training, threads that wait for one another make small passes many times slower.
     torch.set_num_threads(1)
     checkpoint = resolve(parsed.run)
     evaluation = evaluate(
